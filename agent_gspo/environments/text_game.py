@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from agent_gspo import plugins
 from agent_gspo.environments.drawn import DrawnWorld
 from agent_gspo.options import option
 from agent_gspo.types import Question
+
+_DRAWING = threading.Lock()  # Python's generator is shared by all threads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +69,17 @@ class TextGame(DrawnWorld):
 
     TextArena's games seed Python's own generator and draw from it, so it is put back.
     """
-    drawn = random.getstate()
-    try:
-      game, done = self._factory(), False
-      game.reset(num_players=self.players, seed=state.seed)
-      for action in state.actions:
-        game.get_observation()  # what a player has not read yet would come again
-        done, *_ = game.step(action)
-      return game, bool(done)
-    finally:
-      random.setstate(drawn)
+    with _DRAWING:
+      drawn = random.getstate()
+      try:
+        game, done = self._factory(), False
+        game.reset(num_players=self.players, seed=state.seed)
+        for action in state.actions:
+          game.get_observation()  # what a player has not read yet would come again
+          done, *_ = game.step(action)
+        return game, bool(done)
+      finally:
+        random.setstate(drawn)
 
   def observe(self, state: Played, agent: int) -> str | None:
     """Returns what is new to the player whose turn it is."""

@@ -318,9 +318,11 @@ def _money(batch: RolloutBatch, prices: Prices | None) -> dict[str, Any]:
 
 
 def _earned(records: Sequence[Record]) -> dict[str, np.ndarray]:
-  """Returns the reward of each message in an environment, float64 `[M]`; empty in other tasks."""
+  """Returns the reward of each message in an environment, float64 `[M]`; {} in other tasks."""
   earned = [m.get('earned') for r in records for m in r['messages']]
-  return {} if None in earned else {'earned': np.asarray(earned, float)}
+  if all(x is None for x in earned):
+    return {}
+  return {'earned': np.asarray([x or 0.0 for x in earned])}
 
 
 def _rows(batch: RolloutBatch, rows, place: np.ndarray, more: Mapping[str, np.ndarray]) -> list:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
 
 import numpy as np
 
-from agent_gspo.types import Message
+from agent_gspo.types import RolloutBatch
 
 
-def returns_to_go(messages: Sequence[Message], discount: float) -> np.ndarray | None:
+def returns_to_go(rollout: RolloutBatch, discount: float) -> np.ndarray:
   """Computes `R_m = r_m + discount * R_m'`, with `m'` the author's next message, float64 `[M]`.
 
-  Returns None if no message has a reward, as without an environment.
+  In an episode without rewards, as without an environment, `R_m` is the episode's task score.
 
   Args:
-    messages: Messages in the order in which they were written, `[M]`.
+    rollout: Episodes, whose `M` messages are in the order in which they were written.
     discount: Factor for each further turn of the author.
   """
-  if all(message.reward is None for message in messages):
-    return None
+  paid = {message.episode for message in rollout.messages if message.reward is not None}
   later: dict[tuple[int, int], float] = collections.defaultdict(float)
-  returns = np.zeros(len(messages))
-  for m, message in reversed(list(enumerate(messages))):
-    author = message.episode, message.agent
-    later[author] = returns[m] = (message.reward or 0.0) + discount * later[author]
+  returns = rollout.task_scores[rollout.episode].astype(float)
+  for m, message in reversed(list(enumerate(rollout.messages))):
+    if message.episode in paid:
+      author = message.episode, message.agent
+      later[author] = returns[m] = (message.reward or 0.0) + discount * later[author]
   return returns

@@ -25,8 +25,9 @@ class Task(abc.ABC):
     name: Name for `make_task`.
     converse: Own episode of the task, a generator function of a `teams.conversation.Conversation`;
       None for the turns of the team's topology.
-    threads: Number of own episodes that go on at a time between two layers; more than 1 where they
-      wait for something, such as a web page. Their code must then be safe in threads.
+    threads: Number of own episodes of a rollout that go on at a time between two layers; more than
+      1 where they wait for something, such as a web page. Their code must then be safe in threads,
+      with `rollout.ahead` too, where an evaluation may run beside a rollout.
     graders: Names of the available graders, that of `score` first; empty if there is only one.
       Scores of the others are reported in addition (`graded_by`).
   """

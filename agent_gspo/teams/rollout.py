@@ -53,13 +53,18 @@ def rollout(
   blocks = [block for block in np.array_split(np.arange(len(questions)), parts) if block.size]
   total = len(team.turns) * max(len(blocks), 1)
   shared = _OneAtATime(policy, lambda done: progress(min(done, total), total))
-  run = functools.partial(
-    _run_episodes, team, task, tokenizer, group_size, branches, shared, listener
-  )
-  if len(blocks) < 2:
-    return run(questions)
   begun_parts = []
-  with futures.ThreadPoolExecutor(len(blocks)) as threads:
+  with (
+    futures.ThreadPoolExecutor(task.threads) as episodes,
+    futures.ThreadPoolExecutor(max(len(blocks), 1)) as threads,
+  ):
+    # Own episodes of all parts share their threads.
+    each = episodes.map if task.converse and (task.threads > 1 or len(blocks) > 1) else map
+    run = functools.partial(
+      _run_episodes, team, task, tokenizer, group_size, branches, shared, listener, each
+    )
+    if len(blocks) < 2:
+      return run(questions)
     try:
       for block in blocks:
         begun = threading.Event()
@@ -80,34 +85,32 @@ def without_hints(policy: Policy, team: Team, tokenizer: Tokenizer) -> Policy:
 
 
 def _run_episodes(
-  team, task, tokenizer, group_size, branches, policy, listener, questions, begun=lambda: None
+  team, task, tokenizer, group_size, branches, policy, listener, each, questions, begun=lambda: None
 ) -> RolloutBatch:
   """Runs all episodes of some questions in lockstep and grades them.
 
-  Calls `begun` right before sampling starts, or upon failure.
+  `each` maps a function over episodes. Calls `begun` right before sampling starts, or upon failure.
   """
-  with futures.ThreadPoolExecutor(task.threads) as workers:
-    each = workers.map if task.threads > 1 else map
-    try:
-      writers, toolboxes = team.prompt_writers(tokenizer), team.toolboxes(tokenizer)
-      talks = [
-        Conversation(
-          team, writers, question, q * group_size + sample, sample, task.canonical, branches
-        )
-        for q, question in enumerate(questions)
-        for sample in range(group_size)
-      ]
-      running = list(each(functools.partial(_Running, task), talks))
-    finally:
-      begun()
-    while live := [episode for episode in running if episode.answer is None]:
-      turns = [turn for episode in live for turn in episode.turns]
-      sampled = iter(speak(policy, turns, toolboxes) if turns else ())
-      replies = [[next(sampled) for _ in episode.turns] for episode in live]
-      for messages in each(_Running.advance, live, replies):
-        for message in messages:
-          listener(message)
-      policy.layer_has_spoken()
+  try:
+    writers, toolboxes = team.prompt_writers(tokenizer), team.toolboxes(tokenizer)
+    talks = [
+      Conversation(
+        team, writers, question, q * group_size + sample, sample, task.canonical, branches
+      )
+      for q, question in enumerate(questions)
+      for sample in range(group_size)
+    ]
+    running = list(each(functools.partial(_Running, task), talks))
+  finally:
+    begun()
+  while live := [episode for episode in running if episode.answer is None]:
+    turns = [turn for episode in live for turn in episode.turns]
+    sampled = iter(speak(policy, turns, toolboxes) if turns else ())
+    replies = [[next(sampled) for _ in episode.turns] for episode in live]
+    for messages in each(_Running.advance, live, replies):
+      for message in messages:
+        listener(message)
+    policy.layer_has_spoken()
   answers = [str(episode.answer) for episode in running]
   scores = checked.scores(task, [talk.question for talk in talks], answers)
   index = np.arange(len(talks))

@@ -85,7 +85,7 @@ def train_step(
   learned, shared = exchange.extended(setup, learner, state, learned)
   prices = budgets.prices(config.budget, state.budget, learned.terms)
   nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None
-  returns = returns_to_go(learned.messages, config.reward.discount)
+  returns = returns_to_go(learned, config.reward.discount)
   rewards = communication.reward_terms(  # [M]: the task score, or returns, minus the priced costs
     config.reward, learned, **prices, returns=returns, reference_nll=nll, new=rollout.num_episodes
   )

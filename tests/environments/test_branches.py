@@ -70,7 +70,7 @@ def test_agents_of_a_layer_have_joint_candidates():
 
 def test_advantages_compare_the_candidates_for_one_turn():
   price, batch = 0.1, tree(samples=2)
-  returns = returns_to_go(batch.messages, 0.0)
+  returns = returns_to_go(batch, 0.0)
   terms = communication.reward_terms(RewardOptions(gate='always'), batch, price, returns=returns)
   inputs = estimator_inputs(
     batch, terms, grouping='episode_turn_agent', probability=np.full(1, 0.5)
@@ -97,9 +97,7 @@ def test_advantages_compare_the_candidates_for_one_turn():
 def test_mars2_knows_the_tree_of_a_rollout():
   """Each step has five candidates of which two earn 1; the first of them goes on."""
   batch = tree(samples=2)
-  terms = communication.reward_terms(
-    RewardOptions(), batch, 0.0, returns=returns_to_go(batch.messages, 0.0)
-  )
+  terms = communication.reward_terms(RewardOptions(), batch, 0.0, returns=returns_to_go(batch, 0.0))
   inputs = estimator_inputs(
     batch, terms, grouping='episode_turn_agent', probability=np.full(1, 0.5)
   )

@@ -144,7 +144,7 @@ def test_messages_are_credited_with_what_their_author_earns_from_then_on(discoun
   batch = play(
     lambda turn: str(says[turn.sample, turn.agent, turn.round]), samples=8, topology='debate'
   )
-  found = returns_to_go(batch.messages, discount)
+  found = returns_to_go(batch, discount)
   for m, message in enumerate(batch.messages):
     own = [
       x
@@ -160,8 +160,21 @@ def test_messages_are_credited_with_what_their_author_earns_from_then_on(discoun
 
 def test_without_an_environment_the_task_score_is_the_reward():
   batch = play(lambda turn: 'up')
-  plain = [dataclasses.replace(m, reward=None) for m in batch.messages]
-  assert returns_to_go(plain, 1.0) is None
+  plain = tuple(dataclasses.replace(m, reward=None) for m in batch.messages)
+  plain = dataclasses.replace(batch, messages=plain)
+  np.testing.assert_array_equal(returns_to_go(plain, 1.0), batch.task_scores[batch.episode])
+
+
+def test_episodes_without_a_reward_keep_their_score_beside_others():
+  batch = play(lambda turn: ['up', 'so'][turn.sample], samples=2, topology='debate')
+  kept = tuple(
+    dataclasses.replace(m, reward=None) if m.episode or m.round else m for m in batch.messages
+  )
+  batch = dataclasses.replace(batch, messages=kept, task_scores=np.asarray([0.25, 0.75]))
+  found = returns_to_go(batch, 1.0)
+  for m, message in enumerate(kept):
+    assert found[m] == (0.75 if message.episode else message.reward or 0.0)
+  assert {*found[batch.episode == 0].tolist()} > {0.0}
 
 
 def test_equal_observations_are_anchors_whatever_the_prompts_are():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import time
+from concurrent import futures
 
 import hypothesis
 import hypothesis.strategies as st
@@ -50,6 +52,14 @@ class Count:
     return self.rewards, {}
 
 
+class Waiting(Count):
+  """Lets other threads go on in mid-game."""
+
+  def step(self, action):
+    time.sleep(0.002)
+    return super().step(action)
+
+
 TASK = TextGame(game='test_text_game:Count', players=2)
 
 
@@ -81,6 +91,16 @@ def test_a_game_is_played_by_its_rules_and_leaves_the_generator_alone():
     assert not any(rewards[:-1])
     assert batch.task_scores[e] == float(goal % 2)  # player 0 begins
   assert len({len([s for s in spoken if s[0] == q.id]) for q in asked}) == 2
+
+
+def test_threads_play_games_of_their_own():
+  """All threads share Python's generator, from which the games draw."""
+  task = TextGame(game='test_text_game:Waiting', players=2)
+  states = [task.begin(question, 0) for question in task.questions('test')[:9]]
+  play = lambda state: task.observe(task.act(state, {0: '1'})[0], 1)
+  alone = [play(state) for state in states]
+  with futures.ThreadPoolExecutor(4) as threads:
+    assert list(threads.map(play, states)) == alone
 
 
 def test_games_depend_on_the_seed_and_splits_share_none():

@@ -92,6 +92,25 @@ def test_the_policy_writes_for_one_part_at_a_time():
   assert set(most) == {1}
 
 
+def test_own_episodes_of_all_parts_go_on_one_at_a_time():
+  """Their code need not be safe in threads."""
+  tokenizer, inside = st.byte_tokenizer(), []
+
+  class Own(st.Echo):
+    def converse(self, talk):
+      for round_ in range(3):
+        inside.append(talk)
+        threading.Event().wait(0.002)
+        assert inside == [talk]
+        inside.remove(talk)
+        yield from talk.turn(0, round_)
+      return ''
+
+  ids = lambda turn: ([tokenizer.eos_id], True)
+  team = st.team('single', rounds=3)
+  rollout(team, Own(), tokenizer, st.questions(4), 1, st.IdsPolicy(ids), parts=4)
+
+
 @pytest.mark.parametrize('broken', ['q0', 'q1'])
 def test_an_error_in_one_part_ends_the_others_before_their_next_turn(broken):
   tokenizer = st.byte_tokenizer()
