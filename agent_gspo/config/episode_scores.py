@@ -33,6 +33,11 @@ def check(config: Config, task: Task, team: Team) -> None:
       f"{where} weighs answers by the probabilities of each episode's last message, which is not "
       'the answer with team.decision="majority". Set reward.score="vote".'
     )
+  if reward.score == 'weighted_vote' and team.roles[-1].model.startswith('endpoint:'):
+    raise ValueError(
+      f'{where} weighs answers by their probabilities, which the endpoint of team.roles.'
+      f'{team.roles[-1].name}.model does not tell. Set reward.score="vote".'
+    )
   if reward.score == 'collective_vote' and (
     team.decision != 'majority' or team.topology.rounds > 1 or team.topology.edges
   ):

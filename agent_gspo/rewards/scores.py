@@ -152,9 +152,11 @@ def _same(answers: Sequence[str | None]) -> np.ndarray:
 
 
 def _confidence(rollout: RolloutBatch) -> np.ndarray:
-  """Returns `exp(mean log-prob)` of the last message of each episode, float64 `[E]`."""
-  found = np.ones(rollout.num_episodes)
+  """Returns `exp(mean log-prob)` of each episode's answer, float64 `[E]`."""
+  found, answering = np.ones(rollout.num_episodes), len(rollout.agent_names) - 1
   for message in rollout.messages:
+    if message.agent != answering:
+      continue
     logprobs = message.logprobs[message.sampled]
     found[message.episode] = np.exp(logprobs.sum() / max(len(logprobs), 1))
   return found

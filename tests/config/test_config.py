@@ -234,6 +234,13 @@ def test_a_team_too_small_for_a_world_is_refused(name, values, message):
       r"score='weighted_vote' weighs .* last message, which is not .* Set reward.score=\"vote\"",
     ),
     (
+      {
+        'reward__score': 'weighted_vote',
+        'team__roles__solver__model': 'endpoint:http://localhost:9/v1#m',
+      },
+      r"score='weighted_vote' weighs .* endpoint of team.roles.solver.model does not tell",
+    ),
+    (
       {'reward__score': 'tournament', 'budget__lambda_tok': 0.0, 'selection__name': 'spo'},
       r"selection.name='spo' with reward.score='tournament', whose mean is one half",
     ),

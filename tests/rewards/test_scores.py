@@ -141,6 +141,17 @@ def test_confidence_is_the_mean_of_the_log_probs_that_were_sampled():
   assert found.task_scores.tolist() == [0, 1]
 
 
+def test_the_confidence_in_an_answer_is_that_of_its_author_whoever_speaks_last():
+  batch = _batch([[('1', 1, 0.0, -1.0), ('2', 1, 0.0, -1.5)]])
+  readers = [dataclasses.replace(m, agent=0, logprobs=-1 - m.logprobs) for m in batch.messages]
+  answers = [dataclasses.replace(m, agent=1) for m in batch.messages]
+  batch = dataclasses.replace(
+    batch, agent_names=('reader', 'solver'), messages=(*answers, *readers)
+  )
+  found = scores.scored(RewardOptions(score='weighted_vote'), batch, _canonical)
+  assert found.task_scores.tolist() == [1, 0]
+
+
 def test_labels_and_scores_agree_where_both_call_it_right_or_wrong():
   labels, seen = np.float64([1, 1, 0, 0.5, 0]), np.float64([1, 0, 0.2, 0.7, 0.4])
   found = scores.label_agreement(RewardOptions(score='vote'), labels, seen)
