@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.apps.reporting import formatting
+from agent_gspo.values import flatten
 from agent_gspo.workdir import json_lines, records
 
 # Runs this package, even if the current folder has another copy of it.
@@ -233,11 +234,19 @@ def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
       'seeds': [point.seed for point in members],
       'planned': sum(point.setting.name == name for point in done),
       'workdirs': [point.workdir.name for point in members],
+      'differing': _differing(members),
       'untrained': _measures(members, 'untrained'),
       'trained': _measures(members, 'trained'),
     }
     for name, members in by_setting.items()
   ]
+
+
+def _differing(members: Sequence[Point]) -> list[str]:
+  """Returns the fields but `seed` that differ between runs, as after an edit of the config file."""
+  configs = [flatten(records.load_run(point.workdir).config) for point in members]
+  fields = sorted(set().union(*configs) - {'seed'})
+  return [field for field in fields if any(c.get(field) != configs[0].get(field) for c in configs)]
 
 
 def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | None]]:
@@ -257,6 +266,8 @@ def table(settings: Sequence[Mapping[str, Any]]) -> str:
   for setting in settings:
     name, ended, planned = setting['name'], len(setting['seeds']), setting['planned']
     told = name if ended == planned else f'{name} ({ended} of {planned} seeds)'
+    if setting['differing']:
+      told += f' (runs differ in {", ".join(setting["differing"])})'
     rows.append((told, setting['trained']))
   begun = [
     ((key, seed), value)

@@ -153,6 +153,17 @@ def test_summary_and_table(tmp_path, script):
   assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
 
 
+def test_runs_of_an_edited_config_are_told(tmp_path, script):
+  todo = _points(tmp_path, ('0',))
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  for point, rounds in zip(todo, (1, 2), strict=True):
+    config = {'seed': point.seed, 'steps': 3, 'team': {'rounds': rounds}}
+    (point.workdir / 'config.json').write_text(json.dumps(config))
+  settings = sweep.summary(todo)
+  assert settings[0]['differing'] == ['team.rounds']
+  assert '| lambda_tok=0 (runs differ in team.rounds) |' in sweep.table(settings)
+
+
 def test_grid_is_a_product_and_names_differ(tmp_path):
   settings = sweep.grid([('a.x', ['1', '2']), ('b.y', ['u', 'v'])])
   assert [s.name for s in settings] == ['x=1, y=u', 'x=1, y=v', 'x=2, y=u', 'x=2, y=v']
