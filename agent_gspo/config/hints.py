@@ -26,8 +26,7 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
   if config.advantage.name != 'hill':
     return
   where, reader = "advantage.name='hill'", team.num_agents - 1
-  rounds = range(team.topology.rounds)
-  read = {author for r in rounds for author, _ in team.topology.reads(reader, r)}
+  read = {author for author, _ in team.read_by_answerer}
   if not hinters:
     raise ValueError(
       f'{where} pays agents that read the gold answer, and there is none. Add {{answer}} to the '

@@ -22,8 +22,7 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     where, other = 'evaluation.worth_questions above 0', 'evaluation.worth_questions=0'
   else:
     return
-  rounds = range(team.topology.rounds)
-  players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
+  players = sum(author != reader for author, _ in team.read_by_answerer)
   if team.decision == 'majority':
     raise ValueError(
       f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "

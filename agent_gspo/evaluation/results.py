@@ -129,7 +129,7 @@ def figures(
     key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
     for key in ('text_written', 'text_read')
   }
-  everybody, edges = np.ones(len(batch.agent), bool), counts.edges(batch)
+  edges, silence = counts.edges(batch), counts.silence_rates(batch, np.ones(len(batch.agent), bool))
   return {
     'questions': len(means),
     'task/accuracy': float(scores.mean()),
@@ -147,9 +147,7 @@ def figures(
     'tokens/critical_path_per_question': counts.per_question(batch, counts.critical_path(batch)),
     'comm/calls_per_question': len(batch.agent) / len(records),
     **counts.tools(batch),
-    'comm/silence_rate': counts.silence_rate(batch, everybody),
-    'comm/silence_rate_relevant': counts.silence_rate(batch, batch.relevant == 1),
-    'comm/silence_rate_irrelevant': counts.silence_rate(batch, batch.relevant == 0),
+    **{f'comm/{name}': rate for name, rate in silence.items()},
     'comm/truncated_rate': float(batch.truncated.mean()) if len(batch.agent) else 0.0,
     **_money(batch, prices),
     'agents': _rows(batch, counts.agents(batch), batch.agent, text | _earned(records)),

@@ -25,9 +25,19 @@ def tools(batch: RolloutBatch) -> dict[str, float]:
   }
 
 
-def silence_rate(batch: RolloutBatch, where: np.ndarray) -> float | None:
-  """Returns the share of silent messages among those `where`; None if there are none."""
-  return float(batch.silent[where].mean()) if where.any() else None
+def silence_rates(batch: RolloutBatch, where: np.ndarray) -> dict[str, float | None]:
+  """Returns shares of silent messages among those `where`; None if there are none.
+
+  Args:
+    batch: Episodes with `M` messages.
+    where: Messages that count, bool `[M]`.
+
+  Returns:
+    `silence_rate` of all, and those of authors with a relevant and with an irrelevant note.
+  """
+  parts = {'': where, '_relevant': batch.relevant == 1, '_irrelevant': batch.relevant == 0}
+  silent = {name: batch.silent[where & part] for name, part in parts.items()}
+  return {f'silence_rate{k}': float(x.mean()) if x.size else None for k, x in silent.items()}
 
 
 def by_episode(batch: RolloutBatch, values: np.ndarray) -> np.ndarray:
@@ -61,9 +71,7 @@ def agents(batch: RolloutBatch) -> list[dict[str, float | str | None]]:
         'written_per_question': per_question(batch, batch.written, own),
         'read_per_question': per_question(batch, batch.read, own),
         'calls_per_question': per_question(batch, np.ones_like(batch.written), own),
-        'silence_rate': silence_rate(batch, own),
-        'silence_rate_relevant': silence_rate(batch, own & (batch.relevant == 1)),
-        'silence_rate_irrelevant': silence_rate(batch, own & (batch.relevant == 0)),
+        **silence_rates(batch, own),
       }
     )
   return rows

@@ -140,6 +140,12 @@ class Team:
     return addressing.split(text)[1] if self.addressing else text
 
   @property
+  def read_by_answerer(self) -> list[tuple[int, int]]:
+    """Returns author and round of each message that the last agent may read."""
+    agent = self.num_agents - 1
+    return [turn for r in range(self.topology.rounds) for turn in self.topology.reads(agent, r)]
+
+  @property
   def has_tools(self) -> bool:
     """Returns whether an agent may call tools."""
     return any(role.tools for role in self.roles)

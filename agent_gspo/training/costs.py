@@ -126,11 +126,9 @@ def worth(
   if name not in estimators.GAINS or model is None:
     return Work('worth', questions, 0, 0.0)
   known = estimators.settings(config.advantage)
-  reader, reads = team.num_agents - 1, team.topology.reads
-  read = [reads(reader, round_) for round_, _, layer in team.turns if reader in layer]
-  kind = estimators.GAINS[name]
+  reader, kind = team.num_agents - 1, estimators.GAINS[name]
   credited = team.hinters if kind == 'hint' else {*range(reader)}
-  slots = sum(author in credited for turn in read for author, _ in turn)
+  slots = sum(author in credited for author, _ in team.read_by_answerer)
   with_plain = slots if kind == 'leave_one_out' else 0
   valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
   if kind == 'hint':  # right answers, here all, are scored with each message and without it

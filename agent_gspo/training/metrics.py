@@ -86,20 +86,15 @@ def of_step(
 
 def of_rollout(rollout: RolloutBatch) -> dict[str, float]:
   """Returns token counts and silence rates of a rollout; omits rates without messages."""
-  everybody = np.ones(len(rollout.agent), bool)
-  rates: dict[str, Any] = {
-    'comm/silence_rate': counts.silence_rate(rollout, everybody),
-    'comm/silence_rate_relevant': counts.silence_rate(rollout, rollout.relevant == 1),
-    'comm/silence_rate_irrelevant': counts.silence_rate(rollout, rollout.relevant == 0),
-    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in counts.agents(rollout)},
-  }
+  rates: dict[str, Any] = counts.silence_rates(rollout, np.ones(len(rollout.agent), bool))
+  rates |= {f'silence_rate/{row["name"]}': row['silence_rate'] for row in counts.agents(rollout)}
   return {
     'tokens/written_per_question': counts.per_question(rollout, rollout.written),
     'tokens/read_per_question': counts.per_question(rollout, rollout.read),
     'comm/tokens_per_message': float(rollout.written.mean()),
     'comm/truncated_rate': float(rollout.truncated.mean()),
     **counts.tools(rollout),
-    **{k: v for k, v in rates.items() if v is not None},
+    **{f'comm/{name}': rate for name, rate in rates.items() if rate is not None},
   }
 
 

@@ -81,10 +81,12 @@ def test_critical_path_is_the_longest_message_of_each_layer(name):
 def test_silence_is_told_apart_by_relevance():
   batch = talk('star')
   silent = lambda *agents: np.mean([m.text == '' for m in batch.messages if m.agent in agents])
-  assert counts.silence_rate(batch, batch.relevant == 1) == silent(0)
-  assert counts.silence_rate(batch, batch.relevant == 0) == silent(1)
-  assert counts.silence_rate(batch, batch.relevant == -1) == silent(2)
-  assert counts.silence_rate(batch, np.zeros(len(batch.agent), bool)) is None
+  everybody, nobody = np.ones(len(batch.agent), bool), np.zeros(len(batch.agent), bool)
+  names = 'silence_rate', 'silence_rate_relevant', 'silence_rate_irrelevant'
+  rates = lambda where: tuple(counts.silence_rates(batch, where)[name] for name in names)
+  assert rates(everybody) == (silent(0, 1, 2), silent(0), silent(1))
+  assert rates(batch.relevant == -1) == (silent(2), None, None)
+  assert rates(nobody) == (None, None, None)
   first, second, third = counts.agents(batch)
   assert (first['silence_rate_relevant'], first['silence_rate_irrelevant']) == (silent(0), None)
   assert (second['silence_rate_relevant'], second['silence_rate_irrelevant']) == (None, silent(1))

@@ -123,31 +123,20 @@ def solver_message(
   Args:
     render: Renders words in the text style of the task.
     max_count: Highest count of a fact.
-    question: Question with notes.
-    delivered: Message of each informant, "" for silence. A fact counts as delivered if a message
-      `states` it.
+    question: Question whose relevant notes state a fact each.
+    delivered: Messages. A fact counts as delivered if a message `states` it.
     rng: Random generator.
     terse_probability: Share of answers that are only the number.
 
   Returns:
     The right answer if every relevant fact was delivered, else a guess that is uniform
     over the answers consistent with the delivered facts.
-
-  Raises:
-    ValueError: if `delivered` has not one entry per informant, or a relevant note has no fact.
   """
-  if len(delivered) != len(question.notes):
-    raise ValueError(
-      f'delivered has {len(delivered)} entries for {len(question.notes)} informants; '
-      'give one an informant, "" for silence'
-    )
   known, missing = [], 0
   for note, relevant in zip(question.notes, question.relevant, strict=True):
-    if not relevant:
-      continue
-    fact = parse_fact(note)
+    fact = parse_fact(note) if relevant else None
     if fact is None:
-      raise ValueError(f'note {note!r} is relevant, but states no fact')
+      continue
     if states(delivered, fact):
       known.append(fact[1])
     else:
