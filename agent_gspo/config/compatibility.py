@@ -32,7 +32,7 @@ CHANGEABLE = (
 # of its task and prompts.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
 _VOCABULARY = (
-  'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set', 'team.decision',
+  'task.name', 'task.options', 'team.agents', 'team.roles', 'team.decision',
   'team.addressing', 'budget.told_words'
 )  # fmt: skip
 # Fields that `largest_left` follows from; the vocabulary has each number up to it.

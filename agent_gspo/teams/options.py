@@ -20,7 +20,6 @@ class TeamOptions(Section, name='team'):
   Attributes:
     agents: Role of each agent.
     roles: Role name -> fields of `teams.roles.Role`.
-    role_set: 'module:NAME', a dict of further roles like `roles`.
     sides: Side -> names of the agents that play on it. Empty: all are on one side.
     topology: 'single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag', or
       'module:function'; see `teams.topology.make_topology`.
@@ -39,7 +38,6 @@ class TeamOptions(Section, name='team'):
 
   agents: tuple = ('solver',)
   roles: dict = dataclasses.field(default_factory=dict)
-  role_set: str = ''
   sides: dict = dataclasses.field(default_factory=dict)
   topology: str = 'single'
   rounds: int = option(1, least=1)

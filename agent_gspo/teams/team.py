@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo import plugins
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams import addressing
 from agent_gspo.teams.options import TeamOptions
@@ -187,8 +186,7 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
   """
   if not isinstance(options, TeamOptions):
     options = TeamOptions(**options)
-  own = {name: make_role(name, fields) for name, fields in options.roles.items()}
-  roles = {**_role_set(options.role_set), **own}
+  roles = {name: make_role(name, fields) for name, fields in options.roles.items()}
   members = list(options.agents)
   for member in members:
     if not isinstance(member, str):
@@ -274,19 +272,6 @@ def _sides(sides: Mapping[str, Sequence[str]], names: Sequence[str]) -> tuple[st
       'have all agents, or none.'
     )
   return tuple(found[name] for name in names) if sides else ()
-
-
-def _role_set(name: str) -> Mapping[str, Role]:
-  """Loads the user's own roles, by name; none without a role set."""
-  if not name:
-    return {}
-  if not plugins.is_plugin(name):
-    raise ValueError(f'team.role_set={name!r} must be module:NAME, of a dict of roles.')
-  found = plugins.load(name, 'team.role_set')
-  if not isinstance(found, Mapping):
-    raise ValueError(f'team.role_set={name!r} is a {type(found).__name__}, no dict of roles.')
-  with plugins.guard(f'team.role_set={name!r}', ''):
-    return {role: make_role(role, fields) for role, fields in found.items()}
 
 
 def unique_names(members: Sequence[str]) -> tuple[str, ...]:

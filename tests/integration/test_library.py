@@ -121,8 +121,6 @@ _ODD = {
     ('task__name', 'no_such_module:Task', r"task.name='no_such_module:Task': module .* PYTHONPATH"),
     ('team__topology', 'os:sep', r"team.topology='os:sep' is a str, no function or class"),
     ('team__topology', 'odd:empty', r"team.topology='odd:empty' returned a dict, no Topology"),
-    ('team__role_set', 'os:sep', r"team.role_set='os:sep' is a str, no dict of roles"),
-    ('team__role_set', 'roles', r"team.role_set='roles' must be module:NAME"),
     ('objective__name', 'os:nothing', r"objective.name='os:nothing': module 'os' holds no"),
     ('advantage__name', ':x', r"advantage.name=':x'"),
     ('reward__length_reward', 'a:', r"reward.length_reward='a:'"),
@@ -166,9 +164,9 @@ def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
   found = []
   for text in ('A = 1', 'A = 1', 'A = 2'):
     file.write_text(text)
-    plugins.load('changing:A', 'team.role_set')
+    plugins.load('changing:A', 'team.topology')
     found.append(plugins.digest({'team': {'tools': ('calculator', 'changing:A')}}))
-    assert found[-1] == plugins.digest({'team': {'role_set': 'changing:A', 'topology': 'star'}})
+    assert found[-1] == plugins.digest({'team': {'topology': 'changing:A'}})
   assert found[0] == found[1] != found[2]
 
 

@@ -29,7 +29,6 @@ from agent_gspo.training import prompt_checks
 
 _FIELDS = {
   'task.name': 'Sums',
-  'team.role_set': 'ROLES',
   'team.topology': 'everybody_to_the_last',
   'objective.name': 'policy_gradient',
   'advantage.name': 'price_of_a_role',
@@ -231,11 +230,6 @@ _TASKS = (
   'Sums.graders = property(lambda self: 1 / 0)', 'Sums.name = property(lambda self: 1 / 0)',
   'Sums.vocabulary = property(lambda self: 1 / 0)', 'def Sums(*, largest): return Task',
 )  # fmt: skip
-_ROLES = (
-  '[]', '{"helper": 3}', '{3: {}}', '{"": {}}', '{"helper": {"zzz": 1}}', '{"helper": {"cue": 3}}',
-  '{"helper": {"opening": "{zzz}"}}', '{"helper": {"incoming": "no"}}',
-  '{"helper": {"cue": "\\ud800"}}', 'type("M", (dict,), {"items": lambda self: 1 / 0})(a={})',
-)  # fmt: skip
 _TOPOLOGIES = (
   'Topology(3)', 'Topology(2, rounds=2)', 'Topology(2, frozenset({(0, 5)}))',
   'Topology(2, {(1, 1)})', 'Topology(2, frozenset({(0, 1), (1, 0)}))',
@@ -295,8 +289,6 @@ def _returned() -> Iterator[tuple[str, str, str, str]]:
     yield task, f'_split {value}', f'Sums._split = lambda self, split: {value}', ''
   for code in _TASKS:
     yield task, code, code, ''
-  for value in _ROLES:
-    yield 'team.role_set', value, f'ROLES = {value}', ''
   for value in _TOPOLOGIES:
     code = f'everybody_to_the_last = lambda num_agents, rounds: {value}'
     yield 'team.topology', value, code, ''

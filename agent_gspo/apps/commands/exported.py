@@ -151,7 +151,7 @@ def write_team(
     del role['name']
     if role['trains']:
       role['model'] = f'hf:{member_folder(parts.team.trained[role["model"]])}'
-  saved['team'] |= {'role_set': '', 'roles': roles}
+  saved['team'] |= {'roles': roles}
   options = parts.config.task.options
   saved['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
   saved['logging']['wandb_project'] = ''
