@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,9 @@ from starlette.responses import Response
 from agent_gspo.apps.serving import errors, requests
 from agent_gspo.apps.serving.completions import answer_json
 from agent_gspo.apps.serving.errors import RequestError
+from agent_gspo.apps.serving.sample_queue import Ask, SampleQueue
 from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Samples
 from agent_gspo.training import state as state_lib
 from agent_gspo.values import is_number, is_whole, shown
 
@@ -43,17 +44,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-  """A completion to sample; `seed` alone determines its noise."""
-
-  prompt: np.ndarray  # int32 [P]
-  limit: int
-  stop_ids: tuple[int, ...]
-  temperature: float
-  seed: int
-
-
 class Engine:
   """Samples what waits as one batch; noise depends on each request's seed alone."""
 
@@ -61,8 +51,7 @@ class Engine:
     """Prepares the queue; `speaker` is the one thread that uses the model."""
     self.served, self.name = served, name
     self._speaker = speaker
-    self._waiting: list[tuple[_Row, asyncio.Future[dict[str, Any]]]] = []
-    self._sampling: asyncio.Task[None] | None = None
+    self._queue = SampleQueue(self._sample, rows=MAX_WAITING)
 
   async def complete(self, http: Request) -> Response:
     """Answers `/v1/completions`."""
@@ -88,20 +77,29 @@ class Engine:
     return {'folder': folder, 'step': step}
 
   async def _complete(self, body: Any) -> dict[str, Any]:
-    row = self._row(requests.fields_of(body, self.name, _NEUTRAL, 'an engine'))
-    if len(self._waiting) >= MAX_WAITING:
+    ask = self._ask(requests.fields_of(body, self.name, _NEUTRAL, 'an engine'))
+    if len(self._queue) >= MAX_WAITING:
       raise RequestError(f'{MAX_WAITING} completions are waiting; send it again later.', status=503)
-    choice: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    self._waiting.append((row, choice))
-    if self._sampling is None or self._sampling.done():
-      self._sampling = asyncio.create_task(self._sample_waiting())
-    found = await choice
-    wrote = len(found['token_ids'])
-    usage = {'prompt_tokens': len(row.prompt), 'completion_tokens': wrote}
+    self._queue.add(ask)
+    try:
+      await asyncio.sleep(_GATHERING_S)
+      speak = functools.partial(self._queue.take, ask)
+      found = await asyncio.get_running_loop().run_in_executor(self._speaker, speak)
+    finally:
+      self._queue.drop(ask)
+    ((ids, logprobs, ended),) = found
+    choice = {
+      'index': 0,
+      'text': self.served.loaded[0].tokenizer.decode(ids.tolist()),
+      'token_ids': ids.tolist(),
+      'logprobs': {'token_logprobs': logprobs.tolist()},
+      'finish_reason': 'stop' if ended else 'length',
+    }
+    usage = {'prompt_tokens': len(ask.prompt), 'completion_tokens': len(ids)}
     usage['total_tokens'] = sum(usage.values())
-    return {'object': 'text_completion', 'model': self.name, 'choices': [found], 'usage': usage}
+    return {'object': 'text_completion', 'model': self.name, 'choices': [choice], 'usage': usage}
 
-  def _row(self, fields: dict[str, Any]) -> _Row:
+  def _ask(self, fields: dict[str, Any]) -> Ask:
     """Returns the completion that a request asks for.
 
     Raises:
@@ -132,49 +130,16 @@ class Engine:
         f'prompt has {len(prompt)} tokens; with max_tokens={limit} the model reads {room}.',
         'prompt',
       )
-    return _Row(np.asarray(prompt, np.int32), limit, tuple(stop_ids), float(temperature), seed)
+    prompt = np.asarray(prompt, np.int32)
+    return Ask(None, prompt, [seed], limit, float(temperature), tuple(stop_ids))
 
-  async def _sample_waiting(self) -> None:
-    while self._waiting:
-      await asyncio.sleep(_GATHERING_S)
-      batch, self._waiting = self._waiting, []
-      sample = functools.partial(self._sample, [row for row, _ in batch])
-      found: Sequence[Any]
-      try:
-        found = await asyncio.get_running_loop().run_in_executor(self._speaker, sample)
-      except Exception as error:
-        found = [error] * len(batch)
-      for (_, choice), result in zip(batch, found, strict=True):
-        if choice.done():  # the server shuts down
-          continue
-        if isinstance(result, Exception):
-          choice.set_exception(result)
-        else:
-          choice.set_result(result)
-
-  def _sample(self, rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Returns the choice of each row; rows of equal stop tokens and temperature are one batch."""
+  def _sample(self, adapter, prompts, seeds, *, limits, **settings) -> Samples:
+    """Continues prompts of equal settings, see `SampleQueue`."""
     setup, params = self.served.loaded
-    alike: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-      alike.setdefault((row.stop_ids, row.temperature), []).append(i)
-    found: dict[int, dict[str, Any]] = {}
-    for (stop_ids, temperature), members in alike.items():
-      samples = setup.sampler(
-        state_lib.without_members(params),
-        [rows[i].prompt for i in members],
-        keys.of_seeds([rows[i].seed for i in members]),
-        temperature=temperature,
-        stop_ids=stop_ids,
-        limits=np.asarray([rows[i].limit for i in members]),
-      )
-      columns = (samples.token_ids, samples.logprobs, samples.ended)
-      for i, ids, logprobs, ended in zip(members, *columns, strict=True):
-        found[i] = {
-          'index': 0,
-          'text': setup.tokenizer.decode(ids.tolist()),
-          'token_ids': ids.tolist(),
-          'logprobs': {'token_logprobs': logprobs.tolist()},
-          'finish_reason': 'stop' if ended else 'length',
-        }
-    return [found[i] for i in range(len(rows))]
+    return setup.sampler(
+      state_lib.without_members(params),
+      prompts,
+      keys.of_seeds(seeds),
+      limits=np.asarray(limits),
+      **settings,
+    )

@@ -10,8 +10,6 @@ import numpy as np
 from agent_gspo.apps.serving.adapters import Adapter
 from agent_gspo.sampling.sampler import Samples
 
-_ROWS = 96  # continuations of a call: the keys and values of all its prompts are kept at once
-
 
 @dataclasses.dataclass(eq=False)
 class Ask:
@@ -45,17 +43,26 @@ class Ask:
 class SampleQueue:
   """Prompts that wait. Noise follows the seeds, so nothing depends on what is joined."""
 
-  def __init__(self, sample: Callable[..., Samples]):
+  def __init__(self, sample: Callable[..., Samples], rows: int = 96):
     """Initializes an empty queue.
 
     Args:
       sample: As `Adapters.sample`.
+      rows: Continuations of a call, whose prompts' keys and values are all kept at once.
     """
-    self._sample, self._waiting = sample, list[Ask]()
+    self._sample, self._rows, self._waiting = sample, rows, list[Ask]()
+
+  def __len__(self) -> int:
+    return len(self._waiting)
 
   def add(self, ask: Ask) -> None:
-    """Adds a prompt, which must be taken later; from any thread."""
+    """Adds a prompt, which must be taken or dropped later; from any thread."""
     self._waiting.append(ask)
+
+  def drop(self, ask: Ask) -> None:
+    """Removes a prompt, if it still waits."""
+    if ask in self._waiting:
+      self._waiting.remove(ask)
 
   def take(self, ask: Ask) -> list[tuple[np.ndarray, np.ndarray, bool]]:
     """Returns the continuations of a prompt, sampled with others that wait and are like it."""
@@ -64,13 +71,13 @@ class SampleQueue:
         self._continue(self._joined(ask))
       return ask.found
     finally:
-      self._waiting.remove(ask)
+      self.drop(ask)
 
   def _joined(self, ask: Ask) -> list[Ask]:
-    """Returns a prompt and others like it, of `_ROWS` continuations or its own."""
+    """Returns a prompt and others like it, of `rows` continuations at most or its own."""
     joined, rows = [ask], len(ask.seeds)
     for one in list(self._waiting):
-      fits = rows + len(one.seeds) <= _ROWS
+      fits = rows + len(one.seeds) <= self._rows
       if fits and one is not ask and not one.found and one.is_like(ask):
         joined.append(one)
         rows += len(one.seeds)
