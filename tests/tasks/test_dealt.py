@@ -247,6 +247,21 @@ def test_informants_speak_in_several_lengths_and_never_keep_a_needed_note_back()
 
 
 @pytest.mark.parametrize(
+  ('note', 'expected'),
+  [
+    ('He had 16 red balls and two times more blue balls.', None),
+    ('Ann has 12 slices and ate half for lunch.', None),
+    ('Ann has 5 pens, and Bob has TWICE as many.', None),
+    ('She bought 8 pens and a dozen cups.', None),
+    ('Ann scored 13 points in the first half.', 'scored 13 points'),
+    ('Ann has 5 pens and one cup.', 'has 5 pens'),
+  ],
+)
+def test_terse_messages_keep_every_number_of_the_note(note, expected):
+  assert script.message(note, True, random.Random(0), 1.0, 0.0) == (expected or note)
+
+
+@pytest.mark.parametrize(
   'options', [{'benchmark': 'small'}, {'benchmark': 'rationales', 'grader': 'strict'}]
 )
 def test_a_solver_shows_the_chain_of_numbers_that_it_has_heard_or_nothing(options):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import re
 
+from agent_gspo.tasks.dealt.sentences import numbers_of
+
 _FRAMES = (
   'Hello team, my note says: {note} I hope that this helps you.',
   'My note says: {note} Please use it if you need it.',
@@ -33,14 +35,15 @@ def message(
     note, relevant: Note of the informant, always sent if it is relevant.
     rng: Random generator.
     terse_probability: Share of messages with only the numbers and their words ("had 26 salty
-      cookies, 17 sweet cookies"); of the others, half are the note itself and half the note in a
-      polite frame.
+      cookies, 17 sweet cookies"), or the note where they lose a number in words ("twice"); of the
+      others, half are the note itself and half the note in a polite frame.
     silence_probability: Share of irrelevant notes that are not sent.
   """
   if not relevant and rng.random() < silence_probability:
     return ''
   if rng.random() < terse_probability:
-    return terse(note) or note
+    short = terse(note)
+    return short if short and numbers_of(note) <= numbers_of(short) else note
   return note if rng.random() < 0.5 else rng.choice(_FRAMES).format(note=note)
 
 

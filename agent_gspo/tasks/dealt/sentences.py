@@ -1,8 +1,10 @@
-"""Splits a word problem into context sentences and its question."""
+"""Splits a word problem into context sentences and its question; reads the numbers of a note."""
 
 from __future__ import annotations
 
+import functools
 import re
+from fractions import Fraction
 
 from agent_gspo.tasks.grading.numeric import numbers_in
 
@@ -20,6 +22,25 @@ _CONDITIONS = tuple(
     (r'(?:if|when|since)\b.+', '', r'(?:how|what)'),
   )
 )
+
+# What these say is 2 or 1/2 in a gold derivation; "the first half" and "half-dollars" are neither.
+_HALF = r'(?<!first )(?<!second )(?<!other )half(?!-)|halve[sd]?|twice|double[sd]?'
+_SCALES = tuple(
+  (re.compile(rf'\b(?:{words})\b', re.IGNORECASE), frozenset(map(Fraction, numbers)))
+  for words, numbers in ((_HALF, ('2', '1/2')), ('triple[sd]?', ('3',)), ('dozen', ('12',)))
+)
+
+
+@functools.lru_cache(maxsize=2**16)  # a note is tried for many problems
+def numbers_of(note: str) -> frozenset[Fraction]:
+  """Returns the numbers of a note, rounded; "half" and "twice" are 2 and 1/2, "dozen" is 12."""
+  found = frozenset(map(rounded, numbers_in(note)))
+  return found.union(*(numbers for words, numbers in _SCALES if words.search(note)))
+
+
+def rounded(number: Fraction) -> Fraction:
+  """Rounds to denominators up to 1000, so that 1/6 equals the file's 0.16666666666666666."""
+  return number.limit_denominator(1000)
 
 
 def sentences(text: str) -> list[str]:
