@@ -55,14 +55,14 @@ class Probe:
   """An intervention on a team's policy.
 
   Attributes:
-    name: Name in records.
+    name: Name under which answers are stored.
     wrap: Function from the team's policy to the probed one.
-    with_partners: Whether a question is batched with its partner.
+    partners: Question by the id of another whose episodes depend on it, too.
   """
 
   name: str
   wrap: Callable[[Policy], Policy]
-  with_partners: bool = False
+  partners: Mapping[str, Question] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Harness:
     policy = variant.policy(self.policy(temperature, 'eval'))
     policy = probe.wrap(policy) if probe else policy
     asked, failed = self.asked, dict[str, str]()
-    partners = self.partners() if probe and probe.with_partners else {}
+    partners = probe.partners if probe else {}
     read = lambda q: [dataclasses.asdict(x) for x in (q, partners.get(q.id)) if x]
     contents = {q.id: digest(read(q)) for q in asked}
 
@@ -149,9 +149,7 @@ class Harness:
     answered = len(asked) - len(missing)
 
     def ask(part: Sequence[Question]) -> list[dict[str, Any]]:
-      others = {partners[q.id].id: partners[q.id] for q in part if partners}
-      beside = [q for q in others.values() if q not in part]
-      dealt, start = [variant.question(q) for q in (*part, *beside)], time.monotonic()
+      dealt, start = [variant.question(q) for q in part], time.monotonic()
       head = {'step': self.step, 'split': options.split, 'label': label}
       found, _ = evaluate.converse(
         variant.team, self.task, self.tokenizer, dealt, policy, samples, **head
@@ -159,15 +157,10 @@ class Harness:
       more = {'seconds': (time.monotonic() - start) / len(found), 'variant': key}
       had = {(r['question_id'], r['sample']) for q in part for r in held(q)}
       new = [r for r in found if (r['question_id'], r['sample']) not in had]
-      kept = {q.id: contents[q.id] for q in part if q.id in missing}
-      return [
-        {**record, **more, 'asked': kept[record['question_id']]}
-        for record in new
-        if record['question_id'] in kept
-      ]
+      return [{**record, **more, 'asked': contents[record['question_id']]} for record in new]
 
     self.note(f'{label}: {answered} of {len(asked)} questions')
-    batches = self._batches(asked, missing, partners)
+    batches = self._batches(asked, missing)
     for part, found in evaluate.sample_batches(batches, ask, self.alone, answered > 0):
       if isinstance(found, EndpointError):
         failed |= {q.id: str(found) for q in part}
@@ -191,19 +184,13 @@ class Harness:
       }
     return {**head, 'variant': key, **figures}, records
 
-  def _batches(
-    self, asked: Sequence[Question], missing: set[str], partners: Mapping[str, Question]
-  ) -> list[Sequence[Question]]:
+  def _batches(self, asked: Sequence[Question], missing: set[str]) -> list[Sequence[Question]]:
     """Returns the batches of questions that lack an answer."""
-    if not self.alone:
-      size = max(1, self.options.batch_questions // self.options.samples)
-      batches = evaluate.in_batches(asked, size)
-      return [batch for batch in batches if missing.intersection(q.id for q in batch)]
-    alone: dict[frozenset[str], list[Question]] = {}
-    for question in (q for q in asked if q.id in missing):
-      pair = {question.id, partners[question.id].id} if partners else {question.id}
-      alone.setdefault(frozenset(pair), []).append(question)
-    return list(alone.values())
+    if self.alone:
+      return [[question] for question in asked if question.id in missing]
+    size = max(1, self.options.batch_questions // self.options.samples)
+    batches = evaluate.in_batches(asked, size)
+    return [batch for batch in batches if missing.intersection(q.id for q in batch)]
 
   def _prices(self, variant: Variant) -> results.Prices | None:
     """Returns the prices of a variant, whose members cost what their agents of the team cost."""

@@ -20,34 +20,55 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import tools
 from agent_gspo.teams.policies import Policy, Reply, Turn, muted
+from agent_gspo.teams.rollout import rollout, without_hints
 from agent_gspo.teams.team import Team
+from agent_gspo.types import Question
 
 
 def shuffled(
-  policy: Policy, partners: Mapping[str, str], team: Team, stop_ids: Sequence[int]
+  policy: Policy,
+  partners: Mapping[str, Question],
+  team: Team,
+  task: Task,
+  tokenizer: Tokenizer,
+  samples: int = 1,
 ) -> Policy:
-  """Returns a policy that swaps messages between partner questions, but not answers.
+  """Returns a policy that delivers messages about partner questions; answers stay.
 
-  The message of a turn is the one that the same agent wrote in the same round about the
-  partner of its question, which must be in the batch. An author's own transcript contains the
-  delivered message.
+  The message of a turn is the one that the same agent wrote in the same round about the partner,
+  in a conversation that was not changed: so it tells nothing of its new question. An author's own
+  transcript contains the delivered message.
 
   Args:
     policy: Policy of the team.
-    partners: Id of the partner by question id.
+    partners: Partner by question id, dealt to the team; its episodes are sampled from `policy`.
     team: Team, which determines the turns that are answers.
-    stop_ids: Message for a partner without one, see `muted`.
+    task: Task of the questions.
+    tokenizer: Tokenizer of the policy.
+    samples: Episodes per question.
   """
-  place = lambda turn, question: (question, turn.sample, turn.agent, turn.round)
+  stop_ids = [own.eos_id for own in team.tokenizers_of_agents(tokenizer)]
+  begun, said = set[str](), dict[tuple[str, int, int, int], Reply]()
+
+  def listen(asked: Sequence[str]) -> None:
+    """Samples the conversations about the partners of some questions."""
+    begun.update(asked)
+    others = [partners[question] for question in asked]
+    voice = without_hints(policy, team, tokenizer)
+    batch = rollout(team, task, tokenizer, others, samples, voice)
+    for m in batch.messages:
+      place = asked[m.episode // samples], m.episode % samples, m.agent, m.round
+      said[place] = Reply(m.token_ids, m.logprobs, m.ended, m.inserted, m.usage)
 
   def speak(turns: Sequence[Turn]) -> list[Reply]:
+    if new := list(dict.fromkeys(t.question.id for t in turns if t.question.id not in begun)):
+      listen(new)
     replies = [*policy(turns)]
-    said = {place(t, t.question.id): reply for t, reply in zip(turns, replies, strict=True)}
     for i, turn in enumerate(turns):
       if not _answers(team, turn.round, turn.agent):
         # Silence if the partner's episode has reached its token cap.
         silence = Reply.silence(stop_ids[turn.agent])
-        other = said.get(place(turn, partners[turn.question.id]), silence)
+        other = said.pop((turn.question.id, turn.sample, turn.agent, turn.round), silence)
         replies[i] = _delivered(other, turn, replies[i])
     return replies
 
@@ -144,9 +165,9 @@ def run_all(
   roles = tuple(dataclasses.replace(role, tools=()) for role in team.roles)
   bare = variants.itself(dataclasses.replace(team, roles=roles))
 
-  def changed(name: str, change: Callable[[Policy], Policy], with_partners: bool = False):
+  def changed(label: str, change: Callable[[Policy], Policy], name: str = '', **fields: Any):
     wrap = lambda policy: change(functools.partial(tools.speak, policy, toolboxes=toolboxes))
-    return paired(name, bare, Probe(name, wrap, with_partners))
+    return paired(label, bare, Probe(name or label, wrap, **fields))
 
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
@@ -156,12 +177,17 @@ def run_all(
   rows.append(lost('messages blanked', variant=variants.itself(blanked)))
   read = sorted(read_turns(team, harness.task))
   if read:
-    name, partners = 'messages shuffled', {}
-    for question, other in harness.partners().items():
-      partners[question] = other.id
-      partners.setdefault(other.id, question)
-    swap = functools.partial(shuffled, partners=partners, team=team, stop_ids=stop_ids)
-    rows.append(changed(name, swap, with_partners=True)[0])
+    partners = harness.partners()
+    shuffle = functools.partial(
+      shuffled,
+      partners={question: bare.question(other) for question, other in partners.items()},
+      team=bare.team,
+      task=harness.task,
+      tokenizer=harness.tokenizer,
+      samples=harness.options.samples,
+    )
+    label, name = 'messages shuffled', 'messages of partners'  # folders hold others by the label
+    rows.append(changed(label, shuffle, name, partners=partners)[0])
   if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
     empty = lambda turn, ids: (
       emptied(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) in read else None

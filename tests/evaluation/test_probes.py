@@ -64,6 +64,12 @@ def make(team=None, size=7, questions=None, batch_questions=2, **fields):
   )
 
 
+def shuffled(policy, team, asked, others):
+  """The probed policy: `asked` hear what was said about `others`, by position."""
+  partners = {q.id: other for q, other in zip(asked, others, strict=True)}
+  return probes.shuffled(policy, partners, team, st.Echo(), TOKENIZER)
+
+
 def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
   team, asked = st.team('star'), Notes().questions('test')
   inner = st.IdsPolicy(relay)
@@ -118,7 +124,7 @@ def test_what_an_endpoint_has_counted_counts_of_shuffled_messages():
   team, asked = st.team('star', max_message_tokens=6), Notes(2).questions('test')
   # More of our tokens than the cap, fewer of the endpoint's.
   long = counted(st.IdsPolicy(lambda turn: ([*[FIRST + int(turn.question.text)] * 8, EOS], True)))
-  policy = probes.shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, STOPS)
+  policy = shuffled(long, team, asked, asked[::-1])
   batch = rollout(team, Notes(2), TOKENIZER, asked, 1, policy)
   for m in batch.messages:
     author = m.episode if m.agent == 2 else 1 - m.episode
@@ -130,10 +136,9 @@ def test_what_an_endpoint_has_counted_counts_of_shuffled_messages():
 def test_what_a_tool_wrote_stays_nobodys_in_probes():
   team, asked = st.team('star'), st.questions(2)
   script = ScriptedPolicy(lambda turn: '7 7', TOKENIZER, lambda turn, ids: np.arange(len(ids)) == 1)
-  partners = {'q0': 'q1', 'q1': 'q0'}
   for policy in (
     policies.muted(script, (0,), STOPS),
-    probes.shuffled(script, partners, team, STOPS),
+    shuffled(script, team, asked, asked[::-1]),
   ):
     batch = rollout(team, st.Echo(), TOKENIZER, asked, 1, policy)
     assert {m.written for m in batch.messages if m.agent == 1} == {1}
@@ -155,8 +160,7 @@ def test_everybody_muted_asks_nobody():
 
 def test_shuffled_messages_are_the_partners_and_answers_stay():
   team, asked = st.team('star'), Notes(4).questions('test')
-  partners = {'q0': 'q1', 'q1': 'q0', 'q2': 'q3', 'q3': 'q2'}
-  policy = probes.shuffled(st.IdsPolicy(relay), partners, team, STOPS)
+  policy = shuffled(st.IdsPolicy(relay), team, asked, [asked[i] for i in (1, 0, 3, 2)])
   batch = rollout(team, Notes(4), TOKENIZER, asked, 1, policy)
   text = {(m.episode, m.agent): m.text for m in batch.messages}
   for episode, other in enumerate((1, 0, 3, 2)):
@@ -169,19 +173,57 @@ def test_shuffled_messages_are_the_partners_and_answers_stay():
 
 def test_shuffled_in_two_rounds_and_by_vote():
   team = st.team('debate', rounds=2, decision='majority')
-  partners = {'q0': 'q1', 'q1': 'q0'}
+  asked = Notes(2).questions('test')
 
   def ids(turn):
     return [FIRST + 10 * turn.round + 3 * int(turn.question.text) + turn.agent], False
 
   tight = st.team('debate', rounds=2, decision='majority', max_message_tokens=1)
-  policy = probes.shuffled(st.IdsPolicy(ids), partners, tight, STOPS)
-  batch = rollout(tight, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
+  policy = shuffled(st.IdsPolicy(ids), tight, asked, asked[::-1])
+  batch = rollout(tight, Notes(2), TOKENIZER, asked, 1, policy)
   for m in batch.messages:
-    asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
-    assert m.token_ids.tolist() == [FIRST + 10 * m.round + 3 * asked + m.agent]
+    about = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
+    assert m.token_ids.tolist() == [FIRST + 10 * m.round + 3 * about + m.agent]
     assert not m.ended
   assert probes.read_turns(team, Notes(2))
+
+
+def pass_on(turn):
+  """Agent 1 tells its note, the others all that they hear."""
+  heard = [turn.delivered[a] for a in sorted(turn.delivered)]
+  own = turn.question.notes[:1] if turn.agent == turn.round == 0 else ()
+  return [*TOKENIZER.encode(' '.join((*heard, *own)).strip()), EOS], True
+
+
+@pytest.mark.parametrize(
+  ('topology', 'rounds'), [('chain', 1), ('layered', 1), ('complete', 1), ('debate', 3)]
+)
+def test_what_is_passed_on_does_not_come_back_to_its_question(topology, rounds):
+  team = st.team(topology, rounds=rounds, max_message_tokens=20)
+  run = dataclasses.replace(make(team), policy=lambda *_: st.IdsPolicy(pass_on))
+  whole, records = run.run('team', variants.itself(team))
+  rows = {row['probe']: row for row in probes.run_all(run, whole, records)}
+  assert whole['task/accuracy'] == 1
+  assert rows['messages blanked']['task/accuracy'] == 0
+  assert rows['messages shuffled']['task/accuracy'] == 0
+
+
+@pytest.mark.parametrize('alone', [0, 2])
+@pytest.mark.parametrize('batch', [1, 4, 64])
+def test_what_shuffled_messages_make_of_answers_does_not_depend_on_batches(batch, alone):
+  team = st.team('chain')
+  run = make(team, batch_questions=batch, alone=alone)
+  run = dataclasses.replace(
+    run,
+    policy=lambda *_: st.IdsPolicy(pass_on),
+    options=dataclasses.replace(run.options, samples=2, temperature=1.0),
+  )
+  probes.run_all(run, *run.run('team', variants.itself(team)))
+  found = [r for r in run.answers._found.values() if r['label'] == 'messages shuffled']
+  answers = {(r['question_id'], r['sample']): r['answer'] for r in found}
+  # Of seven questions the last has the messages about the one before.
+  partners = (1, 0, 3, 2, 5, 4, 5)
+  assert answers == {(f'q{i}', n): str(20 + p) for i, p in enumerate(partners) for n in (0, 1)}
 
 
 def test_which_messages_are_neither_answers_nor_actions():
@@ -196,14 +238,14 @@ def test_which_messages_are_neither_answers_nor_actions():
 
 def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   team = st.team('star')
-  turn = lambda question, limit: type(
-    'T', (), {'question': question, 'sample': 0, 'agent': 0, 'round': 0, 'limit': limit,
+  turn = lambda question, limit, round_=0: type(
+    'T', (), {'question': question, 'sample': 0, 'agent': 0, 'round': round_, 'limit': limit,
               'stop_ids': (1,)}
   )()  # fmt: skip
   a, b, c = st.questions(3)
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
-  policy = probes.shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, STOPS)
-  out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
+  policy = shuffled(st.IdsPolicy(long), team, (a, b, c), (b, a, a))
+  out = policy([turn(a, 2), turn(b, 3), turn(c, 3, round_=1)])  # nobody spoke there
   assert [reply.token_ids.tolist() for reply in out] == [
     [FIRST, FIRST + 1],
     [FIRST, FIRST + 1, 1],
