@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -177,8 +179,29 @@ def test_a_worker_that_was_killed_is_replaced():
   assert math_grader.ask({'gold': 'x', 'answer': 'x'}) is True
   os.kill(math_grader._process.pid, 9)
   math_grader._process.wait()
-  math_grader.ask({'gold': 'x', 'answer': 'x'})
   assert math_grader.ask({'gold': 'x', 'answer': 'x'}) is True
+
+
+def test_a_worker_survives_ctrl_c_and_ends_with_a_parent_that_was_killed():
+  script = """
+import os, signal, time
+from agent_gspo.tasks.grading import math_grader
+ask = lambda: math_grader.ask({'gold': 'x', 'answer': 'x'})
+signal.signal(signal.SIGINT, lambda *_: None)
+first, worker = ask(), math_grader._process.pid
+os.killpg(0, signal.SIGINT)
+time.sleep(0.3)
+print(first, ask(), math_grader._process.pid == worker, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+  process = subprocess.Popen(
+    [sys.executable, '-c', script],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,  # the worker's, too: its end closes it
+    text=True,
+    start_new_session=True,
+  )
+  assert process.communicate(timeout=60) == ('True True True\n', '')
 
 
 def test_after_an_interrupt_no_reply_is_taken_for_another(monkeypatch):

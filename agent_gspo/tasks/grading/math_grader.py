@@ -373,7 +373,8 @@ def _reply(process: subprocess.Popen[str], line: str) -> str:
 
 def _running() -> subprocess.Popen[str]:
   global _process, _owner
-  if _process is None or _owner != os.getpid():
+  if _process is None or _owner != os.getpid() or _process.poll() is not None:
+    _stop()
     _process = subprocess.Popen(
       # -P: keeps the worker's folder off its import path.
       [sys.executable, '-P', str(_WORKER)],
@@ -381,6 +382,7 @@ def _running() -> subprocess.Popen[str]:
       stdout=subprocess.PIPE,
       text=True,
       encoding='utf-8',
+      start_new_session=True,  # Ctrl-C is for its parent; it ends with its input
     )
     _owner = os.getpid()
     if not _reply(_process, '{"expression": "1"}'):
