@@ -66,6 +66,8 @@ def test_worth_that_evaluations_cannot_measure_is_refused(fields, message):
   config_lib.check(changed(**fields))
   with pytest.raises(ValueError, match=message):
     config_lib.check(changed(evaluation__worth_questions=2, **fields))
+  # Where nothing is trained, none is measured.
+  config_lib.check(changed(evaluation__worth_questions=2, **fields), training=False)
 
 
 def test_a_task_without_gold_texts_is_refused(monkeypatch):
