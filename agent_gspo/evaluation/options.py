@@ -29,8 +29,8 @@ class EvaluationOptions(Section, name='evaluation'):
     patience: Evaluations in training, each with neither a higher accuracy nor fewer tokens written
       than some earlier one, after which training ends; 0 for never.
     questions_during: Questions of an evaluation in training.
-    worth_questions: Questions of each evaluation of a run (not of `launch/evaluate.py`) in which the
-      worth of messages is measured.
+    worth_questions: Questions of each evaluation of a run, not of `launch/evaluate.py`, in which
+      the worth of messages is measured.
     batch_questions: Episodes of a batch.
     transcripts: Episodes saved per evaluation.
   """
