@@ -23,10 +23,10 @@ _CONDITIONS = tuple(
   )
 )
 
-# What these say is 2 or 1/2 in a gold derivation; "the first half" and "half-dollars" are neither.
-_HALF = r'(?<!first )(?<!second )(?<!other )half(?!-)|halve[sd]?|twice|double[sd]?'
+# In a gold derivation these are 2 or 1/2; "the first half" and a "double decker" are neither.
+_HALF = r'(?<!first )(?<!second )(?<!other )half|halve[sd]?|twice|double[sd]?'
 _SCALES = tuple(
-  (re.compile(rf'\b(?:{words})\b', re.IGNORECASE), frozenset(map(Fraction, numbers)))
+  (re.compile(rf'\b(?:{words})\b(?!-| decker)', re.IGNORECASE), frozenset(map(Fraction, numbers)))
   for words, numbers in ((_HALF, ('2', '1/2')), ('triple[sd]?', ('3',)), ('dozen', ('12',)))
 )
 

@@ -21,9 +21,8 @@ from agent_gspo.tasks.benchmarks.official import FileTask
 from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import misleading, redrawn, script
-from agent_gspo.tasks.dealt.sentences import context_and_question
+from agent_gspo.tasks.dealt.sentences import context_and_question, numbers_of, rounded
 from agent_gspo.tasks.grading import graders
-from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
 
 BENCHMARKS: Mapping[str, type[word_problems.WordProblems]] = {
@@ -53,7 +52,7 @@ class _Problem:
 
   def needs(self, note: str) -> bool:
     """Returns whether the gold derivation uses a number of a note."""
-    return not self.operands.isdisjoint(_numbers_of(note))
+    return not self.operands.isdisjoint(numbers_of(note))
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -67,8 +66,8 @@ class DealtTask(FileTask):
      informants, adjacent sentences share a note. If there are fewer, irrelevant notes are sentences
      of other problems of the same split, without numbers of the gold derivation and, if the split
      has enough of them, without longer words of the problem.
-  2. A note is relevant iff a number of it, in digits or spelled out, is an operand of the gold
-     derivation. A context sentence without one (SVAMP's distractors) is irrelevant.
+  2. A note is relevant iff a number of it, in digits or words ("twelve", "twice"), is an operand
+     of the gold derivation. A context sentence without one (SVAMP's distractors) is irrelevant.
   3. Positions are balanced: among the problems of a split with `k` relevant notes, each subset of
      `k` informants gets them equally often. Relevant notes, and irrelevant ones, keep their order.
 
@@ -259,7 +258,7 @@ class DealtTask(FileTask):
     found = []
     for question in questions:
       context, asked = context_and_question(question.text)
-      operands = frozenset(map(_rounded, task.operands(question)))
+      operands = frozenset(map(rounded, task.operands(question)))
       problem = _Problem(question, tuple(context), asked, operands)
       if any(map(problem.needs, context)):
         found.append(problem)
@@ -291,13 +290,3 @@ class DealtTask(FileTask):
         )
       notes.append(found)
     return notes
-
-
-@functools.lru_cache(maxsize=2**16)  # a note is tried for many problems
-def _numbers_of(note: str) -> frozenset[Fraction]:
-  return frozenset(map(_rounded, numbers_in(note)))
-
-
-def _rounded(number: Fraction) -> Fraction:
-  """Rounds to denominators up to 1000, so that 1/6 equals the file's 0.16666666666666666."""
-  return number.limit_denominator(1000)
