@@ -113,16 +113,18 @@ class Section:
       raise ValueError(f'config.{cls.section}={shown(values)} must be a section of fields.')
     kinds = types_of(cls)
     _check_names(values, list(kinds), cls.section)
-    return cls(
-      **{
-        field: kind.from_dict(values[field]) if issubclass(kind, Section) else values[field]
-        for field, (kind, _) in kinds.items()
-      }
-    )
+    return cls(**{field: _read(kind, values[field]) for field, (kind, _) in kinds.items()})
 
   def to_dict(self) -> dict[str, Any]:
     """Returns a copy of the values as nested dicts, the inverse of `from_dict`."""
     return dataclasses.asdict(self)
+
+
+def _read(kind: type, value: Any) -> Any:
+  """Returns a field's value; JSON has lists in place of tuples."""
+  if issubclass(kind, Section):
+    return kind.from_dict(value)
+  return tuple(value) if kind is tuple and isinstance(value, list) else value
 
 
 def check_fields(record: Any, section: str) -> None:

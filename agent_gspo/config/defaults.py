@@ -97,7 +97,5 @@ def changeable(section: Section) -> config_dict.ConfigDict:
     value = getattr(section, field)
     if isinstance(value, Section):
       value = changeable(value)
-    elif kind is tuple and value is not None:
-      value = tuple(value)  # of JSON
     found[field] = config_dict.placeholder(kind) if value is None else value
   return config_dict.ConfigDict(found)

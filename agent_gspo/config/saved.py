@@ -7,11 +7,13 @@ import dataclasses
 from agent_gspo.config.check import resolve
 from agent_gspo.config.defaults import SECTIONS, Config
 
-_EMPTY = {  # fields that a preset or another field may fill in, by section, with their empty value
+_EMPTY = {  # fields that `resolve` may fill in, by section, with their empty value
   name: {
-    field.name: field.default for field in dataclasses.fields(kind) if field.default in ('', None)
+    field.name: field.default
+    for field in dataclasses.fields(SECTIONS[name])
+    if field.default in ('', None)
   }
-  for name, kind in SECTIONS.items()
+  for name in ('advantage', 'selection', 'objective', 'learner')
 }
 
 

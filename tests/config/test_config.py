@@ -572,6 +572,28 @@ def test_a_saved_config_follows_another_algorithm_and_dtype(algorithm):
   assert found.advantage.costs == expected.advantage.costs
 
 
+@pytest.mark.parametrize('name', ['hinge', 'l1_max', 'l1_exact', 'laser'])
+def test_a_saved_config_keeps_what_a_length_reward_needs(name):
+  option = 'limit=20' if name == 'hinge' else 'target=20'
+  values = changed(reward__length_reward=name, reward__length_reward_options=option)
+  resolved = config_lib.resolve(values)
+  assert config_lib.resolve(saved.emptied(resolved).to_dict()) == resolved
+
+
+def test_a_config_read_from_disk_is_the_one_that_was_written():
+  """JSON has lists in place of tuples."""
+  told = {'budget__mode': 'target', 'budget__told_words': ('few', 'many')}
+  told['budget__budget_episode'] = 9.0
+  values = changed(**told, reward__length_reward='told_budget', reward__payers=())
+  values['team']['roles']['solver'].update(
+    opening='{budget} {question}', cue=' left {left} answer :'
+  )
+  found = config_lib.check(values).config
+  read = json.loads(json.dumps(found.to_dict()))
+  assert type(found).from_dict(read) == found
+  assert config_lib.check(read).config == found
+
+
 def test_notes_of_any_question_are_dealt_to_agents_that_there_are(tmp_path):
   file = tmp_path / 'questions.jsonl'
   notes = [['a'], ['a', 'b', 'c', 'd']]
