@@ -136,12 +136,12 @@ def run_missing(
   for point in todo:
     fields = [f'--config.{field}={value}' for field, value in point.setting.fields.items()]
     own = [f'--config={config}', *overrides, *fields, f'--config.seed={point.seed}']
-    file = point.workdir / _ARGUMENTS
-    begun = file.read_text(encoding='utf-8').splitlines() if file.exists() else own
-    if begun != own:
+    file, text = point.workdir / _ARGUMENTS, _lines(own)
+    begun = file.read_bytes().decode() if file.exists() else text
+    if begun != text:
+      told = [' '.join(x.split('\n')).strip() for x in (begun, text)]
       raise ValueError(
-        f'{point.workdir} was begun with {" ".join(begun)}, which is not {" ".join(own)}. '
-        'Take another --workdir.'
+        f'{point.workdir} was begun with {told[0]}, which is not {told[1]}. Take another --workdir.'
       )
     arguments[point] = own
   missing = [point for point in todo if point.result is None]
@@ -199,7 +199,7 @@ def _run(
     return False
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
-  json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
+  json_lines.replace(point.workdir / _ARGUMENTS, [_lines(arguments).encode()])
   note(f'begin {name}')
   path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
@@ -219,6 +219,10 @@ def _run(
     f'{formatting.fixed(result.get("tokens/written_per_question"), 1)} tokens a question'
   )
   return True
+
+
+def _lines(arguments: Sequence[str]) -> str:
+  return '\n'.join(arguments) + '\n'
 
 
 def summary(done: Sequence[Point]) -> list[dict[str, Any]]:

@@ -92,6 +92,13 @@ def test_missing_runs_are_run_and_a_failure_stops_nothing(tmp_path, script, jobs
     sweep.run_missing(todo, 'c.py', ['--config.steps=8'], note=notes.append)
 
 
+def test_a_value_of_several_lines_is_the_same_in_the_next_start(tmp_path, script):
+  given = ['--config.team.roles.solver.system=Add.\r\nThen answer.\n']
+  for seeds in ((0,), (0, 1)):
+    todo = _points(tmp_path, ('0',), seeds)
+    assert not sweep.run_missing(todo, 'c.py', given, note=lambda text: None)
+
+
 def test_a_run_that_still_has_to_evaluate_has_not_ended(tmp_path, script):
   todo, notes = _points(tmp_path, ('0',), (0,)), []
   sweep.run_missing(todo, 'c.py', [], note=notes.append)
