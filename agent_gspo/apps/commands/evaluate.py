@@ -79,10 +79,10 @@ def main() -> None:
     return
   out, saved = _OUT.value, saved or _CHECKPOINT.chosen()
   with lock.hold(out, '--out') if out else contextlib.nullcontext():
-    _evaluate(config, parts, saved, partner, names)
+    _evaluate(parts, saved, partner, names)
 
 
-def _evaluate(config, parts, saved, partner, names: Sequence[str]) -> None:
+def _evaluate(parts, saved, partner, names: Sequence[str]) -> None:
   """Evaluates the team of `parts` and the baselines `names`; prints and saves the figures."""
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import formatting, tables
@@ -150,7 +150,7 @@ def _evaluate(config, parts, saved, partner, names: Sequence[str]) -> None:
   if _OUT.value:
     ids = [question.id for question in run.asked]
     result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
-    run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
+    run.answers.finish({**result, 'evaluation': fingerprint, 'config': parts.config.to_dict()})
   shown = [tables.evaluation_table(whole), tables.comparison_table(found)]
   shown += [tables.probe_table(probed)] if probed else []
   for table in shown:

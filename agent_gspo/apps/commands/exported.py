@@ -23,7 +23,10 @@ if TYPE_CHECKING:
   from agent_gspo.models.transformer import Params
 
 TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
-_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'team.agents')
+_MODEL = (
+  'model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen',
+  'team.agents',
+)  # fmt: skip
 _OWN = ('grader', 'question', 'answer')  # options of own questions that travel
 _HERE = ('data_dir', 'cache_dir')  # task options about this machine
 

@@ -124,6 +124,20 @@ def test_an_export_has_one_step_and_one_model():
     exported.find(str(place)).check_params(config)
 
 
+def test_an_export_has_the_adapters_of_its_agents():
+  """Under 'mix', `policy.frozen` tells which agent has which."""
+  values = dict(policy__sharing='mix', model__lora_rank=2, model__source='hf:base')
+  saved, other = (
+    config_lib.check(micro_run.changed(**values, policy__frozen=frozen), training=False).config
+    for frozen in (('solver',), ('informant1',))
+  )
+  read = json.loads(json.dumps(saved.to_dict()))
+  team = exported.Exported(pathlib.Path('team'), 3, read, ['informant1', 'informant2'])
+  team.check_params(saved)
+  with pytest.raises(ValueError, match=r"policy\.frozen=\('informant1',\), but \('solver',\)"):
+    team.check_params(other)
+
+
 def test_a_cut_adapter_is_named(tmp_path):
   params = tiny.params(tiny.CONFIG.replace(lora_rank=2, lora_alpha=4.0))
   hf.export_hf(tiny.CONFIG, tiny.params(), tmp_path)
