@@ -82,7 +82,7 @@ function chart(title, spec, extra) {
 
 /** What a chart shows, as measured, a row a value. */
 function chartRows({lines = [], points = [], areas = [], xLabel = 'step'}) {
-  const rows = [...lines, ...areas].flatMap((l) => l.x.map((x, i) => [l.name, x, (l.raw || l.y)[i], l.low?.[i], l.high?.[i]]));
+  const rows = [...lines, ...areas].flatMap((l) => l.x.map((x, i) => [l.name, x, (l.raw || l.y)[i], (l.ends?.[0] ?? l.low)?.[i], (l.ends?.[1] ?? l.high)?.[i]]));
   return csv([['name', xLabel, 'value', 'low', 'high'], ...rows.filter((row) => isNumber(row[2])),
     ...points.map((p) => [p.name, p.x, p.y, p.low, p.high])]);
 }

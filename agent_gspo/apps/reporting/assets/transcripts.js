@@ -174,7 +174,7 @@ function transcriptsSection() {
   const labels = unique(all.map((t) => t.label));
   const agents = unique(all.flatMap((t) => t.messages.map((m) => m.agent)));
   const orders = ORDERS.filter(([, , key]) => !key || all.some((t) => t.messages.some((m) => isNumber(m[key]))));
-  const filter = {text: '', verdict: 0, silence: 0, agent: 0, run: 0, label: 0, order: 0, pairs: 0, from: null, to: null, ...kept.filter};
+  const filter = {text: '', verdict: 0, silence: 0, agent: '', run: '', label: '', order: '', pairs: 0, from: null, to: null, ...kept.filter};
   kept.filter = filter;
   let shown = PAGE;
   const list = h('div', {});
@@ -189,26 +189,28 @@ function transcriptsSection() {
     shown = PAGE;
     refresh();
   }
-  const choice = (key, label, names) => names.length > 2 && select(label, names, filter[key], (i) => set(key, i));
+  // By name: a later report may list others before it.
+  const choice = (key, label, all, values, names = values) =>
+    values.length > 1 && select(label, [all, ...names], values.indexOf(filter[key]) + 1, (i) => set(key, values[i - 1] ?? ''));
   const step = (key, label) => {
     const box = h('input', {type: 'number', min: 0, value: filter[key], placeholder: label, 'aria-label': label, oninput: () => set(key, box.value === '' ? null : Number(box.value))});
     return box;
   };
   function isSilent(t, silent) {
-    if (filter.agent) return spoke(t, agents[filter.agent - 1], silent);
+    if (filter.agent) return spoke(t, filter.agent, silent);
     return t.messages.some((m) => m.silent) === silent;
   }
   function matches(t) {
     return (!filter.text || texts.get(t).includes(filter.text))
       && (filter.verdict === 0 || isRight(t) === (filter.verdict === 1))
-      && (filter.silence === 0 ? !filter.agent || t.messages.some((m) => m.agent === agents[filter.agent - 1]) : isSilent(t, filter.silence === 1))
-      && (filter.run === 0 || t.run === filter.run - 1)
-      && (filter.label === 0 || t.label === labels[filter.label - 1])
+      && (filter.silence === 0 ? !filter.agent || t.messages.some((m) => m.agent === filter.agent) : isSilent(t, filter.silence === 1))
+      && (!filter.run || runs[t.run].name === filter.run)
+      && (!filter.label || t.label === filter.label)
       && (filter.pairs === 0 || untrained(t))
       && (filter.from === null || t.step >= filter.from) && (filter.to === null || t.step <= filter.to);
   }
   function refresh() {
-    const key = (orders[filter.order] || orders[0])[1];
+    const [, key] = orders.find(([name]) => name === filter.order) || orders[0];
     const found = all.filter(matches).sort((a, b) => key(b) - key(a));
     const linked = all.find((t) => location.hash === `#${t.anchor}`);
     // A linked conversation comes first, whatever the filters are.
@@ -230,11 +232,11 @@ function transcriptsSection() {
   const made = section('Transcripts', hint,
     h('div', {class: 'controls'}, search,
       select('right or wrong', ['right and wrong', 'right', 'wrong'], filter.verdict, (i) => set('verdict', i)),
-      choice('agent', 'agent', ['all agents', ...agents]),
+      choice('agent', 'agent', 'all agents', agents),
       select('silence', ['silent or not', 'silent', 'not silent'], filter.silence, (i) => set('silence', i)),
-      choice('run', 'run', ['all runs', ...runs.map((run) => run.name)]),
-      choice('label', 'which evaluation', ['all evaluations', ...labels.map((label) => (label === 'train' ? 'none: training' : label))]),
-      choice('order', 'order', orders.map(([name]) => name)),
+      choice('run', 'run', 'all runs', runs.map((run) => run.name)),
+      choice('label', 'which evaluation', 'all evaluations', labels, labels.map((label) => (label === 'train' ? 'none: training' : label))),
+      select('order', orders.map(([name]) => name), Math.max(orders.findIndex(([name]) => name === filter.order), 0), (i) => set('order', orders[i][0])),
       all.some(untrained) && select('side by side', ['one by one', 'beside the untrained team'], filter.pairs, (i) => set('pairs', i)),
       step('from', 'from step'), step('to', 'to step'), count),
     list, more);
