@@ -79,6 +79,6 @@ def get_config() -> config_dict.ConfigDict:
   config.learner.warmup_updates = 20
 
   config.evaluation.temperature = 0.0
-  config.evaluation.questions = 1269
+  config.evaluation.questions = 1273
   config.evaluation.batch_questions = 256
   return config.lock()

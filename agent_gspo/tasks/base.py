@@ -73,6 +73,10 @@ class Task(abc.ABC):
     """Returns the plainest message with an agent's note, '' without a note."""
     return question.note(agent)
 
+  def story(self, question: Question) -> str:
+    """Returns what all versions of a training question share; SFT holds out all or none of them."""
+    return question.story or question.id
+
   def kind(self, question: Question) -> str:
     """Returns the kind of a question, of which evaluations report the accuracy; '' for none."""
     del question
@@ -174,8 +178,8 @@ def digest(questions: Sequence[Question]) -> str:
 def _parted(task: Task, share: float) -> tuple[Sequence[Question], Sequence[Question]]:
   """Returns the training questions of SFT and those of RL, all of them for both if `share` is 0.
 
-  Stories are drawn, equally in all runs; augmented copies share the result. Of a generated split
-  the last questions are held out: they are alike, and building all of them takes minutes.
+  Stories (`Task.story`) are drawn, equally in all runs. Of a generated split the last questions
+  are held out: they are alike, and building all of them takes minutes.
   """
   questions = task.questions('train')
   if not share:
@@ -186,5 +190,5 @@ def _parted(task: Task, share: float) -> tuple[Sequence[Question], Sequence[Ques
     return LazyQuestions(kept, lambda i: questions[i]), later
   parts: tuple[list[Question], list[Question]] = [], []
   for question in questions:
-    parts[draws.rng('held back', question.story or question.id).random() < share].append(question)
+    parts[draws.rng('held back', task.story(question)).random() < share].append(question)
   return parts

@@ -10,6 +10,7 @@ from official_files import DATA, digest, needs_data
 
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.word_problems import GSM8K, WordProblems
+from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt import task as dealt
@@ -203,6 +204,18 @@ def test_grades_the_equation_and_tells_what_the_others_say():
   assert task.canonical(f'{a} - {b} = 0') == question.answer
   left_out = 'relevant: 12 of 96 (train), 0 of 0 (validation), 6 of 48 (test).'
   assert left_out in task.note(base.SPLITS)
+
+
+def test_stories_held_back_are_not_shown_with_other_numbers(monkeypatch):
+  task = make_task('dealt', benchmark='small', redrawn_copies=1)
+  monkeypatch.setattr(task, 'further_demonstrations', tuple)
+  originals = {q.id: draws.masked(q.text) for q in _problems('train', 96)}
+  parts = base.demonstrated(task, 0.5), base.asked(task, 0.5)
+  shown, asked = ({originals[q.story or q.id] for q in part} for part in parts)
+  assert len(shown) + len(asked) == len(shown | asked) == 7
+  assert shown
+  assert asked
+  assert sum(map(len, parts)) == len(task.questions('train')) > 96
 
 
 @pytest.mark.parametrize(

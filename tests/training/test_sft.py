@@ -116,6 +116,7 @@ def test_copies_of_a_story_are_held_back_together():
     for i in range(40)
   ]
   task = types.SimpleNamespace(questions=lambda split: copies, further_demonstrations=lambda: ())
+  task.story = lambda question: base.Task.story(task, question)
   asked = base.asked(task, 0.5)
   stories = collections.Counter(q.id.split('-')[0] for q in asked)
   assert 8 < len(stories) < 32

@@ -139,6 +139,14 @@ class DealtTask(FileTask):
     """Returns the gold solutions, see `WordProblems.gold_messages`."""
     return self._official.gold_messages(question)
 
+  def story(self, question: Question) -> str:
+    """Returns the official text without its numbers, of which the training split has versions."""
+    return self._stories[super().story(question)]
+
+  @functools.cached_property
+  def _stories(self) -> dict[str, str]:
+    return {q.id: draws.masked(q.text) for q in self._official._split('train')}
+
   def further_demonstrations(self) -> Sequence[Question]:
     """Returns the training problems of `also_from`, with irrelevant notes of the same benchmark."""
     return self._further
