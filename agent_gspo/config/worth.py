@@ -49,6 +49,13 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
       'may be would depend on the messages that are left out. Set it to 0, or '
       f'{other}.'
     )
+  answers = f'team.roles.{team.roles[reader].name}.model={team.roles[reader].model!r}'
+  is_far = team.roles[reader].model.startswith(ENDPOINT)
+  if is_far and config.evaluation.worth_questions:
+    raise ValueError(
+      f'evaluation.worth_questions above 0 with {answers}: an endpoint scores no given answers. '
+      'Set evaluation.worth_questions=0.'
+    )
   if not gains:
     return
   if name == 'shapley' and players > _MOST_PLAYERS:
@@ -60,12 +67,12 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
-  settings, model = estimators.settings(config.advantage), team.roles[reader].model
+  settings = estimators.settings(config.advantage)
   samples = settings.get('samples', 0)
-  if model.startswith(ENDPOINT) and (name == 'hill' or not samples):
+  if is_far and (name == 'hill' or not samples):
     raise ValueError(
-      f'{where} with team.roles.{team.roles[reader].name}.model={model!r}: an endpoint scores no '
-      "given answers. Set advantage.name='replay', for which it samples."
+      f'{where} with {answers}: an endpoint scores no given answers. Set '
+      "advantage.name='replay', for which it samples."
     )
   imitation = settings.get('imitation', 0)
   if imitation and not sharing.learns(reader):

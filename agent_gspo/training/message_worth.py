@@ -23,7 +23,6 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
-from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.answer_values import (
@@ -160,11 +159,11 @@ def of_evaluation(
   """Returns what messages were worth in the first episodes of an evaluation.
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
-  see `_frontier`. Nothing is sampled; `learner` scores at temperature 1. Empty if the answering
-  agent is behind an endpoint. `policy` maps the name of a model in the state to its parameters.
+  see `_frontier`. Nothing is sampled; `learner` scores at temperature 1. `policy` maps the name of
+  a model in the state to its parameters.
   """
   count = min(setup.config.evaluation.worth_questions, len(batch.questions))
-  if not count or setup.team.roles[-1].model.startswith(ENDPOINT):
+  if not count:
     return {}
   batch = batches.select(batch, range(count))
   parts = setup.team, setup.task, setup.tokenizer, batch

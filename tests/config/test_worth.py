@@ -60,6 +60,10 @@ def test_refused(fields, message):
     ({'team__decision': 'majority'}, 'no single agent answers.* or evaluation.worth_questions=0'),
     ({'team__roles__solver__cue': ' left {left} answer :'}, r'solver.cue tells \{left\}'),
     ({'team__max_episode_tokens': 24}, 'tokens=24 with .* or evaluation.worth_questions=0'),
+    (
+      {'team__roles__solver__model': 'endpoint:http://localhost:9/v1#m'},
+      'worth_questions above 0 with .*: an endpoint scores no given answers',
+    ),
   ],
 )
 def test_worth_that_evaluations_cannot_measure_is_refused(fields, message):
