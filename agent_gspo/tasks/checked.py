@@ -141,10 +141,21 @@ _words = (
   lambda found: not isinstance(found, str) and found and all(map(is_text, found)),
   'a list of words',
 )
+
+
+def _are_forms(found: Any) -> bool:
+  """Returns whether gold answers are pairs: not a text, of which two characters would be one."""
+  pair = lambda form: isinstance(form, list | tuple) and len(form) == 2 and all(map(is_text, form))
+  return not isinstance(found, str | Mapping) and all(map(pair, found))
+
+
 _RETURNED: dict[str, tuple[Callable[[Any], bool], str]] = {
   'canonical': _text_or_none,
   'demonstration': _text_or_none,
+  'gold_messages': (_are_forms, 'a list of pairs of texts, see Task.gold_messages'),
   'note': (is_text, 'a text'),
+  'plain_message': (is_text, 'a text'),
+  'story': (is_text, 'a text'),
   'vocabulary': _words,
 }
 

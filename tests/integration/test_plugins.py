@@ -14,6 +14,7 @@ from scripted_teams import Echo, IdsPolicy, numbers_tokenizer, questions, team
 from agent_gspo import plugins
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate
+from agent_gspo.tasks import checked
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
 
@@ -100,6 +101,33 @@ def test_a_question_with_a_field_of_another_type_is_refused(field, value):
   with pytest.raises(plugins.PluginError) as error:
     Own().questions('train')
   assert f'question 0: {field} is {value!r}; must be a t' in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('method', 'value', 'told'),
+  [
+    ('gold_messages', ['42'], r"returned a list, \['42'\]; must return a list of pairs of texts"),
+    ('gold_messages', '4242', r'returned a str, .*; must return a list of pairs'),
+    ('gold_messages', [('', '4', '2')], r'returned a list, .*; must return a list of pairs'),
+    ('gold_messages', [('', 42)], r'returned a list, .*; must return a list of pairs'),
+    ('gold_messages', None, 'None'),
+    ('plain_message', None, r'returned None; must return a text'),
+    ('story', 3, r'returned .*; must return a text'),
+  ],
+)
+def test_other_texts_of_a_task_are_checked(method, value, told):
+  own = type('Own', (Echo,), {method: lambda self, *arguments: value})()
+  checked.adopt(own, 'mine:Own')
+  with pytest.raises(plugins.PluginError, match=f"task.name='mine:Own'.*{method}.*{told}"):
+    getattr(own, method)(*questions(1))
+
+
+def test_gold_answers_may_be_any_sequence_of_pairs():
+  own = type(
+    'Own', (Echo,), {'gold_messages': lambda self, question: iter([['', '4'], ('a', '2')])}
+  )()
+  checked.adopt(own, 'mine:Own')
+  assert list(own.gold_messages(*questions(1))) == [['', '4'], ('a', '2')]
 
 
 @pytest.mark.parametrize('raised', [SystemExit(0), SystemExit('done'), GeneratorExit(), OSError()])
