@@ -148,8 +148,10 @@ class OwnQuestions(base.Task):
     dealt, documents = notes(fields), fields.get('documents') or []
     absent = {'notes', 'relevant', 'documents'} - fields.keys()
     for name in fields.keys() - {self.question, self.answer}:
-      meant = difflib.get_close_matches(name, absent, 1, _MISSPELLED)
-      if meant and not name[-1].isdigit():  # note1, relevant1
+      plain = re.sub('[_ ]', '', name.lower())
+      is_column = re.fullmatch(r'(note|relevant)\d+', plain)
+      meant = [plain] if is_column else difflib.get_close_matches(plain, absent, 1, _MISSPELLED)
+      if meant and meant[0] != name:
         raise ValueError(f'{where}: field {name!r} is not read; must be {meant[0]!r}. Rename it.')
     for name, texts in (('notes', dealt), ('documents', documents)):
       if not isinstance(texts, list) or not all(map(is_text, texts)):

@@ -179,6 +179,14 @@ def test_a_data_set_that_cannot_be_had(monkeypatch):
       r"line 1: field 'note' is not read; must be 'notes'\. Rename it\.",
     ),
     ({'question': 'q', 'answer': '1', 'relevent': [1]}, r"field 'relevent' is not .* 'relevant'"),
+    (
+      {'question': 'q', 'answer': '1', 'Notes': ['n']},
+      r"field 'Notes' is not read; must be 'notes'",
+    ),
+    (
+      {'question': 'q', 'answer': '1', 'Note_1': 'n'},
+      r"field 'Note_1' is not read; must be 'note1'",
+    ),
     ({'question': 'q', 'answer': '1', 'split': 'dev'}, r"line 1: split='dev' is unknown"),
   ],
 )
