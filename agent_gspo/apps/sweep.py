@@ -38,7 +38,7 @@ MEASURES = (
   ('tokens heard of teammates', 'tokens/heard_per_question', 1, 1),
   ('silent, note relevant, %', 'comm/silence_rate_relevant', 100, 1),
   ('silent, note irrelevant, %', 'comm/silence_rate_irrelevant', 100, 1),
-  ('the same, training split', f'{_SEEN}comm/silence_rate_irrelevant', 100, 1),
+  ('silent, note irrelevant, training split, %', f'{_SEEN}comm/silence_rate_irrelevant', 100, 1),
 )
 
 

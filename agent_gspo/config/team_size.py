@@ -17,7 +17,7 @@ def check(task: Task, team: Team, splits: Sequence[str]) -> None:
     if holders > team.num_agents:
       raise ValueError(
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
-        f'{team.num_agents}.'
+        f'{team.num_agents}. Add agents, or remove notes.'
       )
     searched = any('retriever' in role.tools for role in team.roles)
     for agent, (name, role) in enumerate(zip(team.names, team.roles, strict=True)):

@@ -122,14 +122,14 @@ def what_ties_teach(
     if abs(gap := silence[kind]) <= _NEGLIGIBLE:
       texts.append(f'A group of answers {kind} teaches nothing about talk.')
       continue
-    price = f'at lambda_tok={lambda_tok:g}, and changes with it'
+    price = f'at lambda_tok={lambda_tok:g} (it depends on the price)'
     texts.append(
-      f'A group of answers {kind} prefers {"silence" if gap > 0 else "talk"} by {abs(gap):.3g} '
-      f'{price if priced[kind] else "whatever lambda_tok is"} '
-      f'(a right answer over a wrong one: {right:.3g}).'
+      f'A group of answers {kind} favors {"silence" if gap > 0 else "talk"} by {abs(gap):.3g} '
+      f'{price if priced[kind] else "whatever lambda_tok is"}.'
     )
   if not priced['all wrong'] and silence['all wrong'] > max(right / 2, _NEGLIGIBLE):
     texts.append('Teams collapse into silence this way: see reward.gate, advantage.name.')
+  texts.append(f'A right answer has {right:.3g} more than a wrong one.')
   return Ties(silence, right, ' '.join(texts))
 
 

@@ -350,7 +350,7 @@ class Run:
       length=length,
       lambda_turn=self.config.budget.lambda_turn,
     )
-    return f'Silence against {length} tokens where task scores tie. {taught.text}'
+    return f'Advantages of silence and of {length} tokens where task scores tie: {taught.text}'
 
   def _record_start(self, start: int) -> str:
     """Records this start from step `start`; returns a note if other questions were asked before."""

@@ -156,7 +156,7 @@ def test_summary_and_table(tmp_path, script):
   header, _, _, row = sweep.table([free]).splitlines()
   assert 'accuracy, %' in header
   assert 'silent, note relevant' not in header  # no run has said it
-  assert header.endswith('| the same, training split |')
+  assert header.endswith('| silent, note irrelevant, training split, % |')
   assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
 
 
@@ -188,10 +188,10 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--lambdas=0', '--steps=3'], 'unknown argument'),
     (['--lambdas=0', '--jobs=0'], 'at least 1'),
     (['--lambdas=0', '--workdir=gs://b/s'], '--workdir=gs://b/s: must be a folder of this machine'),
-    (['--lambdas=0', '--seeds=0,a'], "--seeds=0,a: 'a' is none of the whole numbers"),
-    (['--lambdas=0', '--seeds='], "--seeds=: '' is none of the whole numbers"),
+    (['--lambdas=0', '--seeds=0,a'], "--seeds=0,a: 'a' is no whole number; write such as 0,1,2"),
+    (['--lambdas=0', '--seeds='], "--seeds=: '' is no whole number"),
     (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' stands there twice"),
-    (['--lambdas=0,x'], "--lambdas=0,x: 'x' is none of the numbers"),
+    (['--lambdas=0,x'], "--lambdas=0,x: 'x' is no number"),
     (['--lambdas=0,0.0'], "--lambdas=0,0.0: '0.0' stands there twice"),
     (['--lambdas=0,nan'], "--lambdas=0,nan: 'nan' must be a finite number"),
     (['--lambdas=-inf'], "--lambdas=-inf: '-inf' must be a finite number"),

@@ -31,7 +31,7 @@ def test_division_by_the_spread_cancels_the_price(lambda_tok):
     assert found.silence[kind] == pytest.approx(2, rel=2e-3)
   assert found.text.count('whatever lambda_tok is') == 2
   assert found.right == pytest.approx(2, rel=0.05)
-  assert 'A group of answers all wrong prefers silence by 2 whatever' in found.text
+  assert 'A group of answers all wrong favors silence by 2 whatever' in found.text
   assert 'collapse into silence' in found.text
 
 
@@ -42,7 +42,7 @@ def test_costs_apart_keep_the_price(name, costs):
   found = learned({}, name, costs)
   for kind in ('all right', 'all wrong'):
     assert found.silence[kind] == pytest.approx(0.005 * 20, rel=1e-4)
-  assert found.text.count('at lambda_tok=0.005, and changes with it') == 2
+  assert found.text.count('at lambda_tok=0.005 (it depends on the price)') == 2
   assert 'collapse' not in found.text
 
 
@@ -86,7 +86,7 @@ def test_a_target_can_prefer_talk():
   options = {'length_reward': 'l1_exact', 'length_reward_options': 'target=20, alpha=0.01'}
   found = learned(options, 'per_component', lambda_tok=0.0)
   assert found.silence['all right'] == pytest.approx(-0.2, rel=1e-4)
-  assert 'prefers talk by 0.2' in found.text
+  assert 'favors talk by 0.2' in found.text
 
 
 def test_half_of_the_talk_as_a_told_budget_prefers_neither():
@@ -99,7 +99,7 @@ def test_hinge_charges_long_episodes_only():
   assert learned(options, 'per_component', length=15).silence['all right'] == 0
   found = learned(options, 'per_component', length=25)
   assert found.silence['all right'] == pytest.approx(0.005 * 10, rel=1e-4)
-  assert 'changes with it' in found.text
+  assert 'depends on the price' in found.text
 
 
 @pytest.mark.parametrize('name', sorted(estimators.ADVANTAGES))

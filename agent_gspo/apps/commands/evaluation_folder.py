@@ -20,7 +20,7 @@ from agent_gspo.evaluation import harness
 from agent_gspo.models.io import fields
 from agent_gspo.values import flatten
 from agent_gspo.workdir import disk, json_lines
-from agent_gspo.workdir.records import ANSWERS, FINGERPRINT, LINES, RESULT
+from agent_gspo.workdir.records import ANSWERS, FINGERPRINT, LINES, METRICS, RESULT
 
 LEARNT = 'learnt.json'
 _CHECKSUM = 'checksum'
@@ -111,7 +111,10 @@ def read_result(path: str | pathlib.Path) -> dict[str, Any]:
   """
   file = pathlib.Path(path) / RESULT
   if not file.is_file():
-    raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py --out={path} first.')
+    made = f'--out={path}'
+    if (pathlib.Path(path) / METRICS).is_file():
+      made = f'--workdir={path} --out=OTHER_FOLDER'
+    raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py {made} first.')
   result = _opened(fields.read_object(file))
   if result is None:
     raise ValueError(

@@ -77,7 +77,7 @@ def _sweep(options, overrides, todo) -> int:
   folder = options.workdir
   record = dict(config=options.config, overrides=overrides, settings=found)
   json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
-  text = sweep.table(found)
+  text = f'{sweep.table(found)}\n\nmean [lowest, highest] over seeds'
   json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
   print(text)
   runs = [folder / name for setting in found for name in setting['workdirs']]
@@ -117,8 +117,8 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
     try:
       number = kind(part)
     except ValueError as error:
-      what = 'whole numbers' if kind is int else 'numbers'
-      raise ValueError(f'--{flag}={text}: {part!r} is none of the {what} it takes.') from error
+      what = 'whole number; write such as 0,1,2' if kind is int else 'number'
+      raise ValueError(f'--{flag}={text}: {part!r} is no {what}.') from error
     if isinstance(number, float) and not math.isfinite(number):
       raise ValueError(f'--{flag}={text}: {part!r} must be a finite number.')
     if number in found:

@@ -72,7 +72,7 @@ def _figures(
   add('tokens written a solved question', 'tokens/written_per_solved', decimals=1)
   add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
   if any(record.get('tokens/heard_per_question') for record in shown):
-    add('tokens heard of teammates', 'tokens/heard_per_question', decimals=0)
+    add('tokens heard of teammates', 'tokens/heard_per_question', decimals=1)
   if any(record.get('tools/calls_per_question') for record in shown):
     add('calls of tools a question', 'tools/calls_per_question', decimals=1)
     add('tokens inserted by tools', 'tools/tokens_per_question', decimals=1)
@@ -83,8 +83,8 @@ def _figures(
   for name in dict.fromkeys(str(a.get('name')) for r in shown for a in r.get('agents') or ()):
     table.add_section()
     add(f'{name}: tokens written', 'written_per_question', agent=name, decimals=1)
-    if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
-      pair = ('silence_rate_relevant', 'silence_rate_irrelevant')
+    pair = ('silence_rate_relevant', 'silence_rate_irrelevant')
+    if any(_agent(r, name).get(key) is not None for r in shown for key in pair):
       add(f'{name}: silent, note relevant / irrelevant', *pair, agent=name)
     else:
       add(f'{name}: silent', 'silence_rate', agent=name)
