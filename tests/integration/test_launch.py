@@ -309,7 +309,8 @@ def test_evaluate_a_checkpoint(tmp_path):
   result = json.loads((out / 'result.json').read_text())
   record, constant, alone = result['evaluations']
   assert result['evaluation']['model'] == 'random:micro'
-  assert result['config'] == json.loads(json.dumps(micro_run.get_config().to_dict()))
+  resolved = config_lib.resolve(micro_run.get_config().to_dict())
+  assert result['config'] == json.loads(json.dumps(resolved.to_dict()))
   # The same questions, noise and figures as at the end of the run.
   records = json_lines.iterate(workdir / 'eval.jsonl')
   (trained,) = (record for record in records if record['label'] == 'trained')
