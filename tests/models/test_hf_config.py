@@ -96,6 +96,7 @@ _SCALED = {k: v for k, v in hf_shapes.LLAMA3.items() if k != 'rope_theta'}
   ],
 )
 def test_rope_frequencies_are_those_of_transformers(family, section):
+  pytest.importorskip('torch')
   shape = {**hf_shapes.SHAPE, 'head_dim': 16}
   config = getattr(transformers, f'{family}Config')(**shape, **copy.deepcopy(section))
   theirs = transformers.AutoModelForCausalLM.from_config(config).model.rotary_emb
