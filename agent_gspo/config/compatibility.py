@@ -30,7 +30,7 @@ CHANGEABLE = (
 )
 # Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
 # of its task and prompts.
-_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
+MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
 _VOCABULARY = (
   'task.name', 'task.options', 'team.agents', 'team.roles', 'team.decision',
   'team.addressing', 'budget.told_words'
@@ -76,7 +76,7 @@ def changes(
 
 def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
   """Raises ValueError if a config describes another model than a checkpoint's, see `changes`."""
-  fields: tuple[str, ...] = _MODEL
+  fields: tuple[str, ...] = MODEL
   if config.model.source.startswith('random:'):
     fields += _VOCABULARY
   roles = {**saved['team']['roles'], **config.team.roles}  # the models of roles that learn

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.team import Team
 
 
@@ -33,7 +34,7 @@ def check(config: Config, task: Task, team: Team) -> None:
       f"{where} weighs answers by the probabilities of each episode's last message, which is not "
       'the answer with team.decision="majority". Set reward.score="vote".'
     )
-  if reward.score == 'weighted_vote' and team.roles[-1].model.startswith('endpoint:'):
+  if reward.score == 'weighted_vote' and team.roles[-1].model.startswith(ENDPOINT):
     raise ValueError(
       f'{where} weighs answers by their probabilities, which the endpoint of team.roles.'
       f'{team.roles[-1].name}.model does not tell. Set reward.score="vote".'

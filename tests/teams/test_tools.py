@@ -234,7 +234,7 @@ def test_sampler_and_trainer_agree_about_what_follows_a_result(monkeypatch):
 
 
 def test_a_draft_keeps_the_experts_that_it_was_sampled_with():
-  """What follows a result is sampled after the draft has been read again."""
+  """Samples what follows a result after the draft has been read again."""
   write = writer('3 + 4 =', ', 7 * 2 =', '.')
 
   def policy(turns):

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
   from agent_gspo.models.transformer import Params
 
 TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
-_MODEL = (
-  'model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen',
-  'team.agents',
-)  # fmt: skip
 _OWN = ('grader', 'question', 'answer')  # options of own questions that travel
 _HERE = ('data_dir', 'cache_dir')  # task options about this machine
 
@@ -46,8 +42,10 @@ class Exported:
     Raises:
       ValueError: It does not; names the field.
     """
+    from agent_gspo.config import compatibility
+
     ours = type(config).from_dict(self.config)
-    for field in _MODEL if self.adapters else _MODEL[:1]:
+    for field in (*compatibility.MODEL, 'team.agents') if self.adapters else ('model.source',):
       theirs, own = (operator.attrgetter(field)(c) for c in (config, ours))
       if json.dumps(theirs) != json.dumps(own):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How a run is shown: in terminals and logs, in the closing table."""
+"""Tests how a run is shown in terminals and logs, and in the closing table."""
 
 from __future__ import annotations
 
