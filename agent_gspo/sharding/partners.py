@@ -111,7 +111,7 @@ class Partners:
         _send(_connected(self.place, 1.0), **{**hello, 'problem': problem or str(error)})
       raise
     with listener:
-      self.bound = _written(*listener.getsockname()[:2])
+      self.bound = _host_port(*listener.getsockname()[:2])
       while len(here) < self.place.processes and not wait.over:
         missing = [i for i in range(self.place.processes) if i not in here]
         wait.say(f'{self.place.named(*missing)} at {self.place.coordinator}')
@@ -374,7 +374,7 @@ def _addresses(host: str, port: int, named: bool) -> list[tuple[int, str]]:
   return sorted(set(addresses), key=lambda a: local[addresses.index(a)])
 
 
-def _written(address: str, port: int) -> str:
+def _host_port(address: str, port: int) -> str:
   return f'[{address}]:{port}' if ':' in address else f'{address}:{port}'
 
 
