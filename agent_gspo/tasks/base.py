@@ -171,7 +171,7 @@ def asked(task: Task, share: float) -> Sequence[Question]:
 
 def digest(questions: Sequence[Question]) -> str:
   """Returns the SHA-256 (hex) of listed questions, '' for questions drawn from options."""
-  listed = isinstance(questions, list)
+  listed = isinstance(questions, list) or (isinstance(questions, tuple) and len(questions) > 0)
   return hashlib.sha256(repr(questions).encode()).hexdigest() if listed else ''
 
 

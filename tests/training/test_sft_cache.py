@@ -101,19 +101,20 @@ def test_overwritten_weights_are_others(tmp_path, monkeypatch, source, weights):
 def test_questions_that_a_task_has_read_count_by_their_contents():
   config = config_lib.resolve(micro_run.changed())
 
-  def of(answer: str = '1', further: str = '1', validation: str = '1', patience: int = 0):
+  def of(answer='1', further='1', validation='1', patience=0, made=list):
     asked = {
       'train': [Question('q', 'text', answer)],
       'validation': [Question('v', '', validation)],
     }
     task = types.SimpleNamespace(
-      questions=asked.get, further_demonstrations=lambda: [Question('f', 'text', further)]
+      questions=asked.get, further_demonstrations=lambda: made([Question('f', 'text', further)])
     )
     stage = dataclasses.replace(config.sft, patience=patience, validation_questions=4)
     return sft.cache_file(dataclasses.replace(config, sft=stage), ['random:micro'], '', task)
 
   assert of() == of() == of(validation='2')
   assert len({of(), of('2'), of(further='2'), of(patience=1), of(validation='2', patience=1)}) == 5
+  assert of(made=tuple) != of(further='2', made=tuple)
 
 
 @pytest.mark.parametrize('text', ['long ' * 100, '~no such user'])
