@@ -65,7 +65,9 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       history=np.stack([question] * 3),
       taken=ones.astype(bool),
       probability=ones / 2,
-      **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),
+      **dict.fromkeys(
+        ('gain', 'plain_gain', 'plain_costs', 'silence_costs'), np.full(len(ones), np.nan)
+      ),
       gold=np.zeros(len(ones), bool),
       role=rollout.episode,  # a running baseline is that of earlier episodes: none of these
       baselines=0 * ones,

@@ -48,7 +48,8 @@ def message_advantages(
   )
   more = {'baselines': baselines}
   if worth is not None:
-    more |= {field: getattr(worth, field) for field in ('gain', 'plain_gain', 'plain_costs')}
+    measured = 'gain', 'plain_gain', 'plain_costs', 'silence_costs'
+    more |= {field: getattr(worth, field) for field in measured}
     more['gold'] = np.isin(np.arange(len(rollout.messages)), [*worth.gold])
   inputs = dataclasses.replace(inputs, **more)
   own = rollout.learns

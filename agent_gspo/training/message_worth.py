@@ -60,7 +60,9 @@ class MessageWorth:
       episode of a question for each author and turn, NaN elsewhere.
     plain_written: int `[M]`, tokens of that note.
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
-    plain_needed: float32 `[M]`, nats that it must gain to be worth them; None likewise.
+    plain_needed: float32 `[M]`, nats that it must gain to be worth more than silence; None
+      likewise.
+    silence_costs: float32 `[M]`, costs of silence in the message's place; None likewise.
     figures: Further metrics.
     gold: Gold answers that could replace the answering agent's last messages, by index; in the
       form that is likeliest at the same prompt, with its log-probabilities. Empty without a text,
@@ -72,6 +74,7 @@ class MessageWorth:
   plain_written: np.ndarray
   plain_costs: np.ndarray | None = None
   plain_needed: np.ndarray | None = None
+  silence_costs: np.ndarray | None = None
   figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
   gold: Mapping[int, Message] = dataclasses.field(default_factory=dict)
 
@@ -136,9 +139,15 @@ def of_step(
     read=batch.read - batch.tool_tokens,
     readers=np.asarray([topology.readers(m.agent, m.round) for m in batch.messages], int),
   )
-  plain = communication.reward_terms(setup.config.reward, notes, **prices)
-  unit = np.float32(known.get('nats', 1.0))
-  return dataclasses.replace(found, plain_costs=plain.costs, plain_needed=plain.costs * unit)
+  nothing = dataclasses.replace(
+    notes, written=np.zeros_like(written), silent=np.ones(len(written), bool)
+  )
+  plain, silence = (
+    communication.reward_terms(setup.config.reward, said, **prices).costs
+    for said in (notes, nothing)
+  )
+  needed = (plain - silence) * np.float32(known.get('nats', 1.0))
+  return dataclasses.replace(found, plain_costs=plain, plain_needed=needed, silence_costs=silence)
 
 
 def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> RolloutBatch:

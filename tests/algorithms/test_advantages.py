@@ -251,6 +251,9 @@ def test_rewards_that_all_tie_give_no_advantage(name, reward):
   np.testing.assert_allclose(lib.advantage(tied, name, **options).values, 0, atol=1e-6)
 
 
+_MEASURED = ('gain', 'plain_gain', 'plain_costs', 'silence_costs')
+
+
 def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
   """Four tied groups of 3, 5, 6 and 7 messages, and four in which rewards differ.
 
@@ -272,7 +275,7 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
     'silent': rng.random(len(group)) < 0.4,
     'history': np.stack([group, group, np.arange(len(group))]),
     'probability': np.full(len(group), 0.3, np.float32),
-    **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(group), np.nan, np.float32)),
+    **dict.fromkeys(_MEASURED, np.full(len(group), np.nan, np.float32)),
     'gold': group < 0,
     'taken': group >= 0,
   }
@@ -304,7 +307,7 @@ def test_batches_that_tie_give_exactly_0(name, size):
     x = lib.AdvantageInputs(
       **dict.fromkeys(columns, zeros),
       **{'task': full(task), 'costs': full(cost), 'probability': full(0.3)},
-      **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), full(np.nan)),
+      **dict.fromkeys(_MEASURED, full(np.nan)),
       gold=zeros > 0,
       taken=zeros == 0,
       **{'episode': np.arange(size), 'lengths': np.arange(size) + 1, 'silent': np.arange(size) < 2},

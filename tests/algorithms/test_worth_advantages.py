@@ -11,7 +11,9 @@ from agent_gspo.algorithms.advantages.message_worth import hill, spo_segment, wo
 NAN = np.float32(np.nan)
 
 
-def _worth(gain, costs, plain_gain=NAN, plain_costs=0.0, task=0.0, gold=False, **options):
+def _worth(
+  gain, costs, plain_gain=NAN, plain_costs=0.0, silence_costs=0.0, task=0.0, gold=False, **options
+):
   column = lambda x: np.broadcast_to(np.asarray(x, np.float32), len(gain))
   return worth(
     column(task),
@@ -20,6 +22,7 @@ def _worth(gain, costs, plain_gain=NAN, plain_costs=0.0, task=0.0, gold=False, *
     np.asarray(gain, np.float32),
     column(plain_gain),
     column(plain_costs),
+    column(silence_costs),
     np.broadcast_to(gold, len(gain)),
     **{'std_floor': 1.0, **options},
   )
@@ -38,6 +41,7 @@ def _columns(seed: int) -> dict[str, np.ndarray]:
     'gain': number(known, -4, 14),
     'plain_gain': number(plain, -4, 14),
     'plain_costs': rng.uniform(0, 0.5, 48),
+    'silence_costs': rng.uniform(0, 0.1, 48),
   }
   return {**{k: np.float32(v) for k, v in floats.items()}, 'groups': group}
 
@@ -53,7 +57,8 @@ def test_against_a_loop(virtual, outcome):
     told = np.flatnonzero((x['groups'] == group) & ~np.isnan(x['plain_gain']))
     mean_outcome = outcome * x['task'][own].mean()
     rewards = [paid(x['gain'][m]) + outcome * x['task'][m] - x['costs'][m] for m in own]
-    actions = [mean_outcome]  # of silence, and of the plain note
+    # Of silence, and of the plain note.
+    actions = [mean_outcome - x['silence_costs'][own].mean()]
     if len(told):
       notes = [paid(x['plain_gain'][m]) - x['plain_costs'][m] for m in told]
       actions.append(np.mean(notes) + mean_outcome)
@@ -116,6 +121,13 @@ def test_a_group_that_is_silent_learns_to_speak_where_the_note_pays():
 
 def test_a_group_that_never_is_silent_learns_silence_where_the_note_does_not_pay():
   assert (_worth([0.1] * 4, 0.4, plain_gain=0.1, plain_costs=0.3) < 0).all()
+
+
+def test_silence_is_not_unlearned_for_what_reading_its_prompt_costs():
+  """Where the cost is money a silent message pays for its prompt, too."""
+  assert not _worth([0.0] * 4, 0.3, silence_costs=0.3).any()
+  found = _worth([0.6, 0.0, 0.0, 0.0], [0.35, 0.3, 0.3, 0.3], silence_costs=0.3, std_floor=0.3)
+  np.testing.assert_allclose(found, np.array([0.0075, -0.0025, -0.0025, -0.0025]) / 0.3, atol=1e-6)
 
 
 def test_a_group_that_does_the_best_known_is_not_rewarded_for_it():

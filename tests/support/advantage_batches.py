@@ -51,6 +51,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
     plain_gain=np.where(episode % 5 == 0, gain, np.nan).astype(np.float32),
     gold=np.zeros(len(episode), bool),
     plain_costs=np.full(len(rows), np.float32(price) * 8),
+    silence_costs=np.full(len(rows), np.float32(price)),
     role=agent // 2,
     baselines=np.float32([0.3, -0.2]),
   )

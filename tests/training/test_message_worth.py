@@ -14,6 +14,7 @@ import scripted_teams
 from agent_gspo.algorithms import attribution
 from agent_gspo.config import check as config_lib
 from agent_gspo.models.io.stored import StoredArray
+from agent_gspo.rewards import communication
 from agent_gspo.tasks.relay.task import RelayTask
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -320,6 +321,37 @@ def test_plain_notes_cost_the_same_whatever_was_said_in_their_place():
   first = ~np.isnan(found[0].plain_gain)
   assert found[0].plain_costs[first].min() > 0
   np.testing.assert_allclose(found[0].plain_costs[first], found[1].plain_costs[first])
+
+
+@pytest.mark.parametrize('cost', ['money', 'tokens'])
+def test_silence_costs_what_a_silent_message_costs(cost):
+  """Under 'money' it pays for its prompt, which is no part of what a note must gain."""
+  config = micro_run.changed(
+    algorithm='worth',
+    reward__cost=cost,
+    reward__p_read=0.5,
+    budget__lambda_tok=0.001,
+    team__max_message_tokens=16,
+    learner__pack_length=160,
+  )
+  setup = setup_lib.build(config_lib.check(config))
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
+  said = lambda turn: '' if turn.sample else setup.task.plain_message(turn.question, turn.agent)
+  policy = ScriptedPolicy(said, setup.tokenizer)
+  batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:1], 2, policy)
+  prices = {'lambda_tok': 1000.0, 'lambda_turn': 0.1}
+  found = message_worth.of_step(setup, learner, state, batch, prices)
+  real = communication.reward_terms(setup.config.reward, batch, **prices).costs
+  first = batch.agent == 0
+  silent, spoken = first & batch.silent, first & ~batch.silent
+  assert spoken.any()
+  assert (real[silent] > 0).all() == (cost == 'money')
+  np.testing.assert_allclose(found.silence_costs[silent], real[silent], rtol=1e-6)
+  np.testing.assert_allclose(found.silence_costs[spoken], real[silent], rtol=1e-6)
+  if cost == 'money':
+    more = 1000.0 * batch.written[spoken] / 1e6 + 0.1
+    np.testing.assert_allclose(found.plain_needed[spoken], 10 * more, rtol=1e-5)
 
 
 def test_silence_is_the_probability_of_stopping_at_once():

@@ -64,7 +64,8 @@ GAINS = {
   'hill': 'hint',
 }
 
-_GAINED = 'gain', 'plain_gain', 'plain_costs', 'gold'  # fields that are None for other estimators
+# Fields that are None for other estimators.
+_GAINED = 'gain', 'plain_gain', 'plain_costs', 'silence_costs', 'gold'
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
 SUMS_OWN_COSTS = ('agent_turn', 'hiper', 'mars2', 'advantage_alignment', *GAINS)

@@ -33,6 +33,7 @@ class AdvantageInputs:
       `[M]`; NaN if not measured.
     plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of the plain note, float32 `[M]`.
+    silence_costs: Weighted costs of silence in the message's place, float32 `[M]`.
     gold: Whether the gold answer is known and could be learned in the message's place, bool `[M]`.
     role: Side of the author, without sides the author, int `[M]`.
     baselines: Running baseline of each of `S` roles before this rollout, float32 `[S]`.
@@ -55,6 +56,7 @@ class AdvantageInputs:
   gain: chex.Array | None = None
   plain_gain: chex.Array | None = None
   plain_costs: chex.Array | None = None
+  silence_costs: chex.Array | None = None
   gold: chex.Array | None = None
   role: chex.Array | None = None
   baselines: chex.Array | None = None

@@ -19,6 +19,7 @@ def worth(
   gain: chex.Array,
   plain_gain: chex.Array,
   plain_costs: chex.Array,
+  silence_costs: chex.Array,
   gold: chex.Array,
   *,
   nats: float = 10.0,
@@ -31,10 +32,10 @@ def worth(
   """Computes a message's gain for its reader minus its cost and the group's baseline.
 
   `r = clip(gain / nats, -1, 1) + outcome * task - costs`, and `A = (r - b) / max(s, std_floor)`
-  with the group's mean `b` and deviation `s`. With `virtual`, silence (gain and costs 0) and the
-  plain note count as further samples where their `r` exceeds the group's mean: a group that is
-  always or never silent still learns of the better action. A worse one is left out: it would reward
-  whatever the group does.
+  with the group's mean `b` and deviation `s`. With `virtual`, silence (gain 0) and the plain note
+  count as further samples where their `r` exceeds the group's mean: a group that is always or never
+  silent still learns of the better action. A worse one is left out: it would reward whatever the
+  group does.
 
   With `imitation`, the answering agent learns the gold answer in the place of its own, with that
   advantage: it ascends the value that gains are differences of. Else, and without a gold answer,
@@ -50,6 +51,7 @@ def worth(
     gain: Gain in nats, float32 `[M]`; NaN if not measured.
     plain_gain: Gain of the author's plain note in its place, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of that note, float32 `[M]`.
+    silence_costs: Weighted costs of silence in the message's place, float32 `[M]`.
     gold: Whether the gold answer is learned in the message's place, bool `[M]`.
     nats: Nats that are worth one unit of task score.
     outcome: Weight of the episode's task score.
@@ -71,7 +73,8 @@ def worth(
     has_plain = ~np.isnan(plain_gain)
     plains = total(has_plain)
     plain = total(np.where(has_plain, paid(plain_gain) - plain_costs, 0.0)) / np.maximum(plains, 1)
-    for action, exists in ((mean_outcome, True), (plain + mean_outcome, plains > 0)):
+    silence = mean_outcome - total(np.where(measured, silence_costs, 0.0)) / count
+    for action, exists in ((silence, True), (plain + mean_outcome, plains > 0)):
       better = exists & (action > mean)
       sums, count = sums + better * action, count + better
       squares = squares + better * action**2
@@ -91,6 +94,7 @@ def replay(
   gain: chex.Array,
   plain_gain: chex.Array,
   plain_costs: chex.Array,
+  silence_costs: chex.Array,
   *,
   samples: float = 4.0,
   outcome: float = 0.0,
@@ -101,12 +105,14 @@ def replay(
   """Returns `worth` of gains in task score: of answers sampled with and without the message.
 
   Args:
-    task, costs, groups, gain, plain_gain, plain_costs: As of `worth`, gains in task score.
+    task, costs, groups, gain, plain_gain, plain_costs, silence_costs: As of `worth`, gains in
+      task score.
     samples: Answers sampled for each prompt.
     outcome, virtual, std_floor, eps: As of `worth`.
   """
   del samples  # read where answers are sampled, `training.answer_values`
-  columns = task, costs, groups, gain, plain_gain, plain_costs, np.zeros(len(task), bool)
+  notes, nowhere = (plain_gain, plain_costs), np.zeros(len(task), bool)
+  columns = task, costs, groups, gain, *notes, silence_costs, nowhere
   return worth(*columns, nats=1.0, outcome=outcome, virtual=virtual, std_floor=std_floor, eps=eps)
 
 
