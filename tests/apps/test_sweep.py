@@ -190,9 +190,9 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--lambdas=0', '--workdir=gs://b/s'], '--workdir=gs://b/s: must be a folder of this machine'),
     (['--lambdas=0', '--seeds=0,a'], "--seeds=0,a: 'a' is no whole number; write such as 0,1,2"),
     (['--lambdas=0', '--seeds='], "--seeds=: '' is no whole number"),
-    (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' stands there twice"),
+    (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' is given twice"),
     (['--lambdas=0,x'], "--lambdas=0,x: 'x' is no number"),
-    (['--lambdas=0,0.0'], "--lambdas=0,0.0: '0.0' stands there twice"),
+    (['--lambdas=0,0.0'], "--lambdas=0,0.0: '0.0' is given twice"),
     (['--lambdas=0,nan'], "--lambdas=0,nan: 'nan' must be a finite number"),
     (['--lambdas=-inf'], "--lambdas=-inf: '-inf' must be a finite number"),
     (['--lambdas=0', '--vary=budget.lambda_tok=1'], 'budget.lambda_tok is varied twice'),
@@ -202,7 +202,7 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--vary=seed=5,6'], 'seed is set by --seeds; give the values there'),
     (['--setting=a: seed=7'], 'seed is set by --seeds'),
     (['--lambdas=0', '--config.seed=7'], 'seed is set by --seeds'),
-    (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
+    (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y is given twice'),
   ],
 )
 def test_bad_arguments(tmp_path, arguments, message):

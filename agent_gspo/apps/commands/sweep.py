@@ -103,7 +103,7 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
     if not colon or not name.strip() or not all(field and equals for field, equals, _ in pairs):
       raise ValueError(f'--setting={text}: write "NAME: FIELD=VALUE FIELD=VALUE".')
     if twice := sweep.twice([field for field, _, _ in pairs]):
-      raise ValueError(f'--setting={text}: {twice} stands there twice; give it once.')
+      raise ValueError(f'--setting={text}: {twice} is given twice; give it once.')
     settings.append(sweep.Setting(name.strip(), {field: value for field, _, value in pairs}))
   if not settings:
     raise ValueError('nothing to sweep: give --lambdas, --vary or --setting.')
@@ -122,7 +122,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
     if isinstance(number, float) and not math.isfinite(number):
       raise ValueError(f'--{flag}={text}: {part!r} must be a finite number.')
     if number in found:
-      raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
+      raise ValueError(f'--{flag}={text}: {part!r} is given twice; give each number once.')
     found.append(number)
   return found
 
