@@ -66,7 +66,8 @@ class Point:
   @property
   def result(self) -> dict[str, Any] | None:
     """Returns the trained team's evaluation, None before the run has ended."""
-    return self.evaluation('trained') if records.has_ended(self.workdir) else None
+    ended = (self.workdir / records.DONE).is_file()
+    return self.evaluation('trained') if ended else None
 
   def evaluation(self, label: str) -> dict[str, Any] | None:
     """Returns the newest record of `eval.jsonl` under a label."""

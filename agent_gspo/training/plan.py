@@ -233,7 +233,8 @@ def make(
     learner = config.learner
     rows, length = learner.micro_batch_size // placement.row_shards, learner.pack_length
     for one, own in zip(learning, states, strict=True):
-      model = recomputing(one.config)
+      # XLA's CPU compiler recomputes all blocks before it needs the first: remat saves no memory.
+      model = one.config.replace(remat=one.config.remat and device_kind.current() != 'cpu')
       _check_kept(model, length)
       updates += learner_programs(model, placement, own, rows=rows, length=length)
     answering = frozen.get(team.roles[-1].model)
@@ -354,14 +355,6 @@ def rollout_programs(
       'mesh.data.',
     ),
   )
-
-
-def recomputing(model: ModelConfig) -> ModelConfig:
-  """Returns the model config with `remat` off on CPU, see `device_kind`.
-
-  XLA's CPU compiler recomputes all blocks before it needs the first: `remat` saves no memory.
-  """
-  return model.replace(remat=model.remat and device_kind.current() != 'cpu')
 
 
 def _check_kept(model: ModelConfig, length: int) -> None:

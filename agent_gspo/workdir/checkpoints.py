@@ -118,7 +118,7 @@ class Checkpoints:
     copied = _bytes_on_cpus(state) <= _LARGEST_COPY
     params, rest = _split(_unshared(state) if copied else state)
     self._attempts += 1
-    folder = step_folders.staging(self.directory, self._attempts)
+    folder = self.directory / f'{step_folders.UNFINISHED}{self._attempts}'
     adding: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if hosts.is_first():
       kept = lambda steps: {*self._kept(steps), *also_keep}
@@ -128,7 +128,7 @@ class Checkpoints:
       work.enter_context(disk.writing(f'checkpoint {step}', self.directory))
       work.enter_context(adding)
       orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
-      hosts.barrier()  # the first process cleans up before any other writes
+      hosts.gather(None)  # the first process cleans up before any other writes
       orbax.save(  # returns when arrays on accelerators are copied
         folder,
         args=ocp.args.Composite(

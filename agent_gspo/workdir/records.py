@@ -210,11 +210,6 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
   )
 
 
-def has_ended(workdir: PathLike) -> bool:
-  """Returns whether a run has finished."""
-  return (pathlib.Path(workdir) / DONE).is_file()
-
-
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
   """Returns the evaluations of a run in file order."""
   return list(_read(workdir, EVALUATIONS))

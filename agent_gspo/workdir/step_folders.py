@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 
 SUMS = 'SHA256SUMS'
-_UNFINISHED = 'unfinished'
+UNFINISHED = 'unfinished'  # begins the name of a folder that is written to
 _REMOVED = 'removed'
 
 
@@ -79,14 +79,6 @@ def problem(folder: pathlib.Path) -> str | None:
   return None
 
 
-def staging(directory: pathlib.Path, attempt: int) -> pathlib.Path:
-  """Returns the folder for an unfinished checkpoint.
-
-  Each attempt has its own: writers of a failed one may still be running.
-  """
-  return directory / f'{_UNFINISHED}{attempt}'
-
-
 @contextlib.contextmanager
 def adding(
   folder: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
@@ -97,7 +89,8 @@ def adding(
   is on disk.
 
   Args:
-    folder: Folder of an unfinished checkpoint, see `staging`.
+    folder: Folder that begins with `UNFINISHED`; one for each attempt, since writers of a failed
+      attempt may still be running.
     step: Step of the new checkpoint, which must not exist.
     kept: Function from all steps, in rising order and with the new one, to those to keep.
   """
@@ -127,7 +120,7 @@ def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
 
 def clean(directory: pathlib.Path) -> None:
   """Removes unfinished and half-removed checkpoints of killed processes."""
-  for name in (_UNFINISHED, _REMOVED):
+  for name in (UNFINISHED, _REMOVED):
     for path in directory.glob(f'{name}*'):
       for _ in range(20):  # writers that are still running may add files
         shutil.rmtree(path, ignore_errors=True)

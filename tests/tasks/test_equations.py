@@ -10,7 +10,9 @@ import hypothesis
 import hypothesis.strategies as hs
 import pytest
 
+from agent_gspo.tasks.benchmarks.word_problems import GSM8K
 from agent_gspo.tasks.grading import equations
+from agent_gspo.types import Question
 
 
 @pytest.mark.parametrize(
@@ -181,4 +183,5 @@ def test_a_rationale():
     '<<72*0.5=36>>36, <<36-05=31>>31.\n#### 31'
   )
   assert equations.in_rationale(rationale) == {48, 2, Fraction(1, 2), 5}
-  assert equations.without_annotations('a <<1+1=2>>2\nb') == 'a 2 b'
+  asked = Question('x', 'How many?', '2', derivation='a <<1+1=2>>2\nb')
+  assert GSM8K.solution(asked) == 'a 2 b'

@@ -93,7 +93,7 @@ class GSM8K(WordProblems):
     """
     if equations.from_infix(question.derivation) is not None:
       return super().solution(question)
-    return equations.without_annotations(question.derivation)
+    return ' '.join(equations.ANNOTATION.sub('', question.derivation).split())
 
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:

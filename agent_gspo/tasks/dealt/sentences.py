@@ -65,16 +65,12 @@ def context_and_question(text: str) -> tuple[list[str], str]:
   asked = max((i for i, s in enumerate(found) if s.rstrip('"\')').endswith('?')), default=-1)
   question = found.pop(asked)
   cut = next(filter(None, (condition.fullmatch(question) for condition in _CONDITIONS)), None)
-  if cut is not None and _is_known(cut['known']):
+  known = cut['known'] if cut else ''  # a part with information: not 'on Monday'
+  if cut and (numbers_in(known) or known.lower().startswith(('if ', 'when ', 'since '))):
     place = len(found) if asked == -1 else asked
-    found.insert(place, _capital(cut['known'].strip(' ,')) + '.')
+    found.insert(place, _capital(known.strip(' ,')) + '.')
     question = cut['asked']
   return [_capital(sentence) for sentence in found], _capital(question)
-
-
-def _is_known(text: str) -> bool:
-  """Returns whether the first part of a question contains information: not 'on Monday'."""
-  return bool(numbers_in(text)) or text.lower().startswith(('if ', 'when ', 'since '))
 
 
 def _capital(text: str) -> str:

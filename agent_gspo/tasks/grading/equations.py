@@ -47,7 +47,7 @@ _SIGNS: dict[type[ast.operator], str] = {
   ast.Add: '+', ast.Sub: '-', ast.Mult: '*', ast.Div: '/',
 }  # fmt: skip
 _ARITHMETIC = re.compile(r'[-+*/().\s\d]+')
-_ANNOTATION = re.compile(r'<<([^<>]*)>>')
+ANNOTATION = re.compile(r'<<([^<>]*)>>')
 
 
 @functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
@@ -213,7 +213,7 @@ def in_rationale(rationale: str) -> set[Fraction]:
   """Returns the operands of GSM8K's `<<48/2=24>>` that are not earlier results."""
   found: set[Fraction] = set()
   results: set[Fraction] = set()
-  for annotation in _ANNOTATION.findall(rationale):
+  for annotation in ANNOTATION.findall(rationale):
     left, _, right = annotation.rpartition('=')
     tree = from_infix(re.sub(r'(?<![0-9.])0+(?=[0-9])', '', left))
     if tree is not None:
@@ -222,11 +222,6 @@ def in_rationale(rationale: str) -> set[Fraction]:
     if isinstance(result, Fraction):
       results.add(result)
   return found
-
-
-def without_annotations(rationale: str) -> str:
-  """Returns a rationale in one line, without calculator annotations."""
-  return ' '.join(_ANNOTATION.sub('', rationale).split())
 
 
 def _tree(node: ast.expr) -> Tree:

@@ -179,7 +179,7 @@ def same_expression(answer: str, gold: str) -> bool:
     if name:
       wanted = equation.endswith('=' + name) or _LETTER.search(_bare(solved))
       return bool(wanted) and _same(*full)
-  if _same(*bare, sets=seen if any(map(statements.has_relation, seen)) else None):
+  if _same(*bare, sets=seen if any(map(statements.RELATION.search, seen)) else None):
     return True
   signs = [bool(_DEGREE.search(text[:_MAX_TEXT])) for text in (answer, gold)]
   if signs[0] == signs[1] or not _RADIANS.search((answer, gold)[signs[0]]):

@@ -21,7 +21,7 @@ _AND = re.compile(
 _OR = re.compile(
   r'[,;]?\s*\\text\{[\s,]*or\s*\}|[,;]?(?<![A-Za-z])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])'
 )
-_RELATION = re.compile(
+RELATION = re.compile(
   r'[<>]|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|notin|setminus)(?![A-Za-z])'
 )
 _BUILDER = re.compile(
@@ -135,15 +135,10 @@ def conditions(latex: str) -> list[list[str]]:
   for alternative in _OR.split(built[1] if built else latex):
     parts: list[str] = []
     for part in split(_joined(alternative), ',;'):
-      unequal = _UNEQUAL.match(parts[-1]) if parts and not _RELATION.search(part) else None
+      unequal = _UNEQUAL.match(parts[-1]) if parts and not RELATION.search(part) else None
       parts.append((unequal[0] if unequal else '') + part)
     alternatives.append(parts)
   return alternatives
-
-
-def has_relation(latex: str) -> bool:
-  r"""Returns whether an expression has a relation such as an inequality or `\in`."""
-  return bool(_RELATION.search(latex))
 
 
 def _joined(latex: str) -> str:
