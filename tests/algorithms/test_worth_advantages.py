@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent_gspo.algorithms import attribution
 from agent_gspo.algorithms.advantages.group_baselines import per_component
-from agent_gspo.algorithms.advantages.message_worth import hill, spo_segment, worth
+from agent_gspo.algorithms.advantages.message_worth import hill, potential, spo_segment, worth
 
 NAN = np.float32(np.nan)
 
@@ -133,6 +134,31 @@ def test_silence_is_not_unlearned_for_what_reading_its_prompt_costs():
 def test_a_group_that_does_the_best_known_is_not_rewarded_for_it():
   """Else each group that says what pays would push all agents to speak."""
   assert not _worth([8.0] * 4, 0.1, plain_gain=7.0, plain_costs=0.1).any()
+
+
+@pytest.mark.parametrize('later', [3.0, -3.0])
+@pytest.mark.parametrize('spoken', [4, 2, 0])
+@pytest.mark.parametrize('price', [0.0, 0.1])
+def test_without_a_price_potential_leaves_a_useless_message_as_it_is(later, spoken, price):
+  """The first slot gains nothing, the second `later` nats, with which `potential` credits both."""
+  values = {frozenset(): 0.0, frozenset({0}): 0.0, frozenset({1}): later, frozenset({0, 1}): later}
+  said = [frozenset({0, 1})] * spoken + [frozenset({1})] * (4 - spoken)
+  gain = np.float32([attribution.potential(values, messages, [0, 1])[0] for messages in said])
+  assert (gain == later).all()  # also of a silent slot
+  costs = np.float32([price] * spoken + [0.0] * (4 - spoken))
+  zeros = np.zeros(4, int)
+  found = potential(costs * 0, costs, zeros, gain, zeros > 0)
+  expected = (costs.mean() - costs) / 0.3 if 0 < spoken < 4 else 0
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('imitation', [0.0, 0.5])
+def test_potential_is_worth_without_virtual_actions(imitation):
+  x = _columns(4)
+  gold = np.isnan(x['gain']) & (x['groups'] < 4)
+  given = {'nats': 5.0, 'outcome': 0.5, 'imitation': imitation, 'std_floor': 0.2, 'eps': 1e-3}
+  found = potential(*(x[key] for key in ('task', 'costs', 'groups', 'gain')), gold, **given)
+  np.testing.assert_array_equal(found, worth(**x, gold=gold, virtual=False, **given))
 
 
 def test_units_and_clipping():

@@ -47,7 +47,7 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'advantage_alignment': turn_level.advantage_alignment,
   'rae': group_baselines.rae,
   'worth': message_worth.worth,
-  'potential': message_worth.worth,
+  'potential': message_worth.potential,
   'shapley': message_worth.worth,
   'replay': message_worth.replay,
   'spo_segment': message_worth.spo_segment,

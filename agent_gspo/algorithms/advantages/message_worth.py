@@ -87,6 +87,32 @@ def worth(
   return np.where(measured, credited, others).astype(np.float32)
 
 
+def potential(
+  task: chex.Array,
+  costs: chex.Array,
+  groups: chex.Array,
+  gain: chex.Array,
+  gold: chex.Array,
+  *,
+  nats: float = 10.0,
+  outcome: float = 0.0,
+  imitation: float = 0.0,
+  std_floor: float = 0.3,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Returns `worth` without virtual actions, for gains `v(N) - v(before i)`.
+
+  Silence gains what later messages do, which is not known where nobody was silent.
+
+  Args:
+    task, costs, groups, gain, gold: As of `worth`.
+    nats, outcome, imitation, std_floor, eps: As of `worth`.
+  """
+  columns = task, costs, groups, gain, *[np.full(len(task), np.nan)] * 3, gold
+  options = {'nats': nats, 'outcome': outcome, 'imitation': imitation}
+  return worth(*columns, virtual=False, std_floor=std_floor, eps=eps, **options)
+
+
 def replay(
   task: chex.Array,
   costs: chex.Array,
