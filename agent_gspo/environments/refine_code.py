@@ -4,7 +4,8 @@
     x * 2 + 2                                an action
     0 : 3 1 : 5 2 : 7 ; x * 2 + 2 : 4 6 8    what is observed then
 
-Programs run in the sandbox; two of five tests are not shown. A step earns the share that pass.
+Programs run in the sandbox; two of five tests are not shown. A step earns the rise of the share
+that pass, below 0 if it falls, so that an episode earns its last share.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class RefineCode(DrawnWorld):
 
   def act(self, state: Program, texts: Mapping[int, str]) -> tuple[Program, float, bool]:
     """Runs the program of the last author."""
-    code = ' '.join(texts[max(texts)].split())
+    code, before = ' '.join(texts[max(texts)].split()), state.passed
     state = state._replace(code=code, found=_results(code))
-    return state, state.passed, state.passed == 1
+    return state, state.passed - before, state.passed == 1
 
   def outcome(self, state: Program) -> str:
     """Returns the share of tests that pass."""

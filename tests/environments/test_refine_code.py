@@ -56,6 +56,12 @@ def test_a_program_earns_the_share_of_its_tests(code, share, seen):
   assert TASK.score(TASK.questions('test')[0], TASK.outcome(state)) == float(done)
 
 
+def test_a_worse_program_costs_what_it_loses():
+  state, *_ = TASK.act(START, {0: 'x * 2 + 3 if x < 3 else 1 / 0'})
+  assert TASK.act(state, {0: 'x'})[1:] == (-0.6, False)
+  assert TASK.act(state, {0: state.code})[1:] == (0.0, False)
+
+
 def test_demonstrations_pass_and_splits_share_no_function():
   rng = np.random.default_rng(0)
   drawn = {split: {TASK.begin(q, 0) for q in TASK.questions(split)} for split in ('train', 'test')}
@@ -71,13 +77,14 @@ def test_the_better_program_is_refined():
   tokenizer = word_level([*TASK.vocabulary(), 'answer', 'environment', 'solver'])
   question = TASK.questions('train')[0]
   state = TASK.begin(question, 0)
-  says = [['x', 'x * x', state.gold[:-1] + '0'], ['x', state.gold, 'x +']]
+  says = [['x', 'x * x', state.gold.split()[-1]], ['x', state.gold, 'x +']]
   policy = ScriptedPolicy(lambda turn: says[turn.round][turn.branch], tokenizer)
   batch = rollout(parts.team, TASK, tokenizer, [question], 1, policy, branches=3)
   taken = [m for m in batch.messages if m.taken]
-  assert (taken[1].text, taken[1].reward, batch.task_scores.tolist()) == (state.gold, 1.0, [1.0])
+  assert (taken[1].text, batch.task_scores.tolist()) == (state.gold, [1.0])
   best = max(TASK.act(state, {0: text})[1] for text in says[0])
-  assert taken[0].reward == best
+  assert best > 0
+  assert [m.reward for m in taken] == [best, 1 - best]  # the rise, so that haste pays as well
   assert taken[1].told[0].startswith(f'{TASK.observe(state, 0)} ; {taken[0].text} :')
 
 
