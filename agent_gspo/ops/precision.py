@@ -1,6 +1,8 @@
-"""Multiplies matrices in a reduced dtype with float32 accumulation."""
+"""Rounds operands to a reduced dtype, and multiplies matrices with float32 accumulation."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,16 @@ def operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return x
   kind = jnp.finfo(dtype)
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+
+
+def score_offset(highest: jax.Array) -> jax.Array:
+  """Rounds the highest score up to a multiple of `log 2`, to subtract before the exponential.
+
+  Weights `exp(score - offset)` then differ by powers of two between blocks with different maxima
+  and have the same mantissa: rounded to bfloat16 they are equal in all implementations, so that
+  the sampler's log-probs equal the trainer's.
+  """
+  return jnp.ceil(highest * (1 / math.log(2))) * math.log(2)
 
 
 @jax.custom_vjp

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from agent_gspo.ops import soft_cap
-from agent_gspo.ops.attention import KEPT, padding, scale
+from agent_gspo.ops.attention import KEPT, padding
 from agent_gspo.ops.attention.masks import TreeMask
-from agent_gspo.ops.precision import operand
+from agent_gspo.ops.precision import operand, score_offset
 
 BLOCK = 64
 """Queries, and keys, of a block; small, since on a CPU more masked blocks are then skipped."""
@@ -49,7 +49,7 @@ def _forward(cap, q, k, v, mask):
     def add(j, state):
       highest, total, out = state
       scores = _scores(cap, q_i, _block(k, j, 2), mask, i, j)  # [B, K, g, BLOCK, BLOCK]
-      new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
+      new = jnp.maximum(highest, score_offset(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
       # [B, K, g, BLOCK, d]
       values = _product('bkgts,bksd->bkgtd', operand(weights, v.dtype), _block(v, j, 2))

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo.ops import soft_cap
-from agent_gspo.ops.attention import scale
-from agent_gspo.ops.precision import operand
+from agent_gspo.ops.precision import operand, score_offset
 
 Parts = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """Keys and values of the old cache `[B, K, S, d]`, and of the token `[B, K, 1, d]`."""
@@ -35,7 +34,7 @@ def attend(q: jax.Array, parts: Parts, before: jax.Array, *, cap: float | None =
   scores = soft_cap.apply(scores, cap) + jnp.where(before, 0.0, -1e30)[:, None, None]
   own = (rows.astype(jnp.float32) * own_k.astype(jnp.float32)).sum(axis=-1, keepdims=True)
   own = soft_cap.apply(own, cap)
-  highest = scale.above(jnp.maximum(scores.max(axis=-1, keepdims=True), own))
+  highest = score_offset(jnp.maximum(scores.max(axis=-1, keepdims=True), own))
   weights, own_weight = jnp.exp(scores - highest), jnp.exp(own - highest)
   total = weights.sum(axis=-1, keepdims=True) + own_weight
   # Without the barrier the product would recompute all exponentials.

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo.ops import soft_cap
-from agent_gspo.ops.attention import scale
 from agent_gspo.ops.attention.masks import Mask
-from agent_gspo.ops.precision import operand
+from agent_gspo.ops.precision import operand, score_offset
 
 
 def attend(
@@ -36,7 +35,7 @@ def attend(
     'bknd,bksd->bkns', q.reshape(b, heads, g * t, d), k, preferred_element_type=jnp.float32
   ).reshape(b, heads, g, t, -1)
   scores = soft_cap.apply(scores, cap) + jnp.where(mask.dense(), 0.0, -1e30)[:, None, None]
-  highest = scale.above(jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+  highest = score_offset(jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
   weights = jnp.exp(scores - highest)  # [B, K, g, T, S]
   total = weights.sum(axis=-1)[..., None]  # [B, K, g, T, 1]
   weights = operand(weights, v.dtype)

@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from agent_gspo.ops import soft_cap
-from agent_gspo.ops.attention import blockwise, padding, scale
+from agent_gspo.ops.attention import blockwise, padding
 from agent_gspo.ops.attention.masks import TreeMask
+from agent_gspo.ops.precision import score_offset
 
 BLOCK = 512
 """Maximum number of queries, and of keys, per block."""
@@ -180,7 +181,7 @@ def _forward_kernel(ranges, q, k, v, columns, out, log_total, sums, highest, tot
     # [keys, queries] of a block; q [d, block], k and v [d, T], sums [d, block], total [1, block]
     scores = _scores(how, q[...], k[:, keys], columns, i, j)
     before = highest[...]
-    now = jnp.maximum(before, scale.above(scores.max(axis=0, keepdims=True)))
+    now = jnp.maximum(before, score_offset(scores.max(axis=0, keepdims=True)))
     weights, rescale = jnp.exp(scores - now), jnp.exp(before - now)
     highest[...] = now
     total[...] = total[...] * rescale + weights.sum(axis=0, keepdims=True)
