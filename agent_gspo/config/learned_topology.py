@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.team import Team, make_team, unique_names
-from agent_gspo.workdir import records
+from agent_gspo.workdir import disk, records
 
 _PREFIX = 'learned:'
 _SPEAKS = 0.05  # least share of turns with a message
@@ -26,8 +26,8 @@ def resolve(options: TeamOptions) -> TeamOptions:
 
   Raises:
     FileNotFoundError: The folder holds no run.
-    ValueError: No folder is named, the run has not been evaluated, its config.json describes no
-      team, or its agents differ.
+    ValueError: No folder of this machine is named, the run has not been evaluated, its config.json
+      describes no team, or its agents differ.
   """
   name = options.topology
   if not name.startswith(_PREFIX):
@@ -38,7 +38,7 @@ def resolve(options: TeamOptions) -> TeamOptions:
       f'team.topology={name!r} names no folder: name the workdir of a run behind the colon.'
     )
   try:
-    run = records.load_run(folder)
+    run = records.load_run(disk.folder(folder, 'team.topology'))
   except FileNotFoundError as error:
     raise FileNotFoundError(f'team.topology={name!r}: {error}') from error
   evaluation = records.with_edges(run.evaluations)

@@ -20,10 +20,11 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
   if not name:
     return None
   where = f'objective.teacher={name!r}'
-  if not pathlib.Path(name).is_file():
+  file = pathlib.Path(name).expanduser()
+  if not file.is_file():
     raise FileNotFoundError(f'{where}: no such file. Give team.json of launch/export.py.')
   try:
-    values = json.loads(pathlib.Path(name).read_text(encoding='utf-8'))
+    values = json.loads(file.read_text(encoding='utf-8'))
     values = {k: v for k, v in values.items() if k in config.to_dict()}
     found = config_lib.check(values, training=False)
   except (ValueError, AttributeError) as error:
@@ -33,6 +34,7 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
   asked = [len(base.asked(of.task, config.sft.held_back)) for of in (parts, found)]
   for wrong, remedy in (
     (ours.num_agents > 1, "teaches one agent: set team.topology='single' and one of team.agents"),
+    (ours.rounds > 1, 'teaches one turn: set team.rounds=1'),
     (theirs.others, 'has several models: give a team of one'),
     (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
     (found.task.converse, 'is a team in an environment: give one that talks by its topology'),

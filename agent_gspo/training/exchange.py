@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,19 +32,20 @@ from agent_gspo.training.learner import Learner
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
-from agent_gspo.workdir import json_lines
+from agent_gspo.workdir import disk, json_lines
 
 
 def open_folder(folder: str) -> None:
   """Makes the folder of `rollout.share`, if it is set.
 
   Raises:
-    ValueError: It cannot be made.
+    ValueError: It cannot be made, or is an address.
   """
   if not folder:
     return
+  path = disk.folder(folder, 'rollout.share')
   try:
-    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(
       f"rollout.share={folder!r} must be a folder to write to ({error}). Set another one, or ''."
@@ -66,7 +66,7 @@ def extended(
   config, step = setup.config, int(state.step)
   if not config.rollout.share:
     return rollout, {}
-  folder = pathlib.Path(config.rollout.share)
+  folder = disk.folder(config.rollout.share)
   json_lines.replace(folder / f'{config.seed}.jsonl', _lines(setup, rollout))
   others = sorted(path for path in folder.glob('*.jsonl') if path.stem != str(config.seed))
   found = [group for path in others for group in json_lines.iterate(path)]

@@ -8,7 +8,6 @@ opponent, so that a group compares like with like.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 
 from agent_gspo import streams
 from agent_gspo.config import Config
+from agent_gspo.sharding import hosts
 from agent_gspo.teams.options import RolloutOptions
 from agent_gspo.teams.policies import Policy, Reply, Turn, divided
 from agent_gspo.training import engine
@@ -26,7 +26,7 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import Question
-from agent_gspo.workdir import checkpoints
+from agent_gspo.workdir import checkpoints, disk
 from agent_gspo.workdir.checkpoints import Saved
 
 
@@ -149,10 +149,10 @@ def begin(setup: Setup, state: TrainState) -> TrainState:
 
 
 def frozen_checkpoint(config: Config) -> Saved | None:
-  """Finds the checkpoint of frozen opponents; None without such opponents.
+  """Finds the checkpoint of frozen opponents, one for all processes; None without such opponents.
 
   Raises:
-    ValueError: It is of another model.
+    ValueError: It is of another model, or its folder is an address.
     FileNotFoundError: There is none.
   """
   run = config.rollout.opponents_run
@@ -166,7 +166,10 @@ def frozen_checkpoint(config: Config) -> Saved | None:
       'model.lora_rank=0, or take a pretrained model.'
     )
   try:
-    saved = checkpoints.newest(pathlib.Path(run) / 'checkpoints')
+    folder = disk.folder(run) / 'checkpoints'
+    # Another process may read the folder later, with a newer checkpoint.
+    step = hosts.agreed(lambda: checkpoints.newest(folder).step)
+    saved = checkpoints.chosen(folder, str(step))
     saved.check_params(config)
   except (ValueError, FileNotFoundError) as error:
     raise type(error)(f'{where}: {error}') from error

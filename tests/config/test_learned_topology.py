@@ -42,6 +42,14 @@ def test_the_graph_is_the_trained_teams_whatever_was_written_last(tmp_path, labe
   assert resolve(tmp_path).edges == ((0, 1),)
 
 
+def test_a_run_in_the_home_folder_is_found_and_an_address_refused(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  write_run(tmp_path, ['trained'])
+  assert resolve('~').edges == ((0, 1),)
+  with pytest.raises(ValueError, match=r'team\.topology=gs://bucket/run: must be a folder of this'):
+    resolve('gs://bucket/run')
+
+
 def test_without_the_trained_team_it_is_that_of_training(tmp_path):
   write_run(tmp_path, ['during', 'untrained'])
   assert resolve(tmp_path).edges == ()

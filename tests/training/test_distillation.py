@@ -154,7 +154,8 @@ def test_a_teacher_is_read_once(tmp_path):
   assert setup.teacher.team.names == team.team.names
 
 
-def test_another_team_is_refused(tmp_path):
+def test_another_team_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
   path = tmp_path / 'team.json'
   path.write_text(json.dumps({**micro_run.changed(), 'exported': {'step': 1}}))
   files = {'model__source': 'hf:model', 'objective__teacher': str(path)}
@@ -164,12 +165,14 @@ def test_another_team_is_refused(tmp_path):
     values['task']['options']['whole_problem'] = True
     return teacher.resolve(config_lib.check(values))
 
-  assert of().team.names == ('informant1', 'informant2', 'solver')
+  for name in (str(path), '~/team.json'):
+    assert of(objective__teacher=name).team.names == ('informant1', 'informant2', 'solver')
   team = {k: v for k, v in micro_run.changed().items() if k != 'model'}
   for fields, error in (
     ({'model__source': 'random:micro'}, 'set model.source to its export'),
     ({'team__max_message_tokens': 3}, 'set team.max_message_tokens=4'),
     ({'team__agents': team['team']['agents'], 'team__topology': 'star'}, 'teaches one agent'),
+    ({'team__rounds': 2}, 'teaches one turn: set team.rounds=1'),
     ({'learner__old_logprobs': 'trainer'}, "needs learner.old_logprobs='sampler'"),
     ({'task__options__train_size': 40}, 'is a team with other questions'),
     ({'objective__kl_coef': 0.1}, 'replaces the objective: set objective.kl_coef=0'),

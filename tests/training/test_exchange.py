@@ -72,6 +72,15 @@ def test_others_episodes_are_the_same_messages_under_the_own_weights(tmp_path):
     assert message.version == 0
 
 
+def test_nodes_meet_in_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  exchange.open_folder('~/share')
+  exchange.extended(*_node('~/share', 0))
+  assert [path.name for path in (tmp_path / 'share').iterdir()] == ['0.jsonl']
+  assert not (tmp_path / '~').exists()
+
+
 @pytest.mark.usefixtures('graded')
 def test_a_step_learns_from_them_at_ratio_1(tmp_path, monkeypatch):
   first = _node(tmp_path, 0)
@@ -181,6 +190,8 @@ def test_a_folder_is_made_by_the_run_or_named(tmp_path):
   told = rf"rollout.share='{tmp_path}/file' must be a folder .*exists.* Set another one, or ''"
   with pytest.raises(ValueError, match=told):
     loop.train(micro_run.changed(rollout__share=f'{tmp_path}/file'), tmp_path / 'run')
+  with pytest.raises(ValueError, match=r'rollout\.share=gs://bucket: must be a folder of this'):
+    loop.train(micro_run.changed(rollout__share='gs://bucket'), tmp_path / 'run')
   setup_lib.plan(config_lib.check(micro_run.changed(rollout__share=f'{tmp_path}/planned')))
   assert not (tmp_path / 'planned').exists()
 
@@ -200,6 +211,10 @@ _TOLD = {
     ({'rollout__must_speak': 1}, r'with rollout.must_speak=1'),
     ({'rollout__replay': 2}, r"rollout.share='x' with rollout.replay=2: .* Set rollout.share=''"),
     ({'advantage__name': 'rae'}, r"rollout.share='x' with advantage.name='rae'"),
+    (
+      {'reward__score': 'weighted_vote'},
+      r"rollout.share='x' with reward.score='weighted_vote', whose weights .* Set rollout.share=''",
+    ),
     (_TOLD, r'that agents are told: .* rollout.share='),
   ],
 )

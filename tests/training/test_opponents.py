@@ -7,14 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 import run_comparison
+import small_checkpoints
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.rewards import communication
+from agent_gspo.sharding import hosts
 from agent_gspo.training import loop, opponents
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
+from agent_gspo.workdir.checkpoints import Checkpoints
 from configs import kuhn
 
 STEPS = 5
@@ -254,3 +257,19 @@ def test_a_missing_opponent_is_named_before_a_model_is_loaded(tmp_path):
   given = config(rollout__opponents=f'frozen:{tmp_path}/none')
   with pytest.raises(FileNotFoundError, match=r"rollout.opponents='frozen:.*holds no checkpoint"):
     loop.train(given, tmp_path / 'run')
+  given = config(rollout__opponents='frozen:gs://bucket/run')
+  with pytest.raises(ValueError, match=r"opponents='frozen:gs://bucket/run': must be a folder"):
+    loop.train(given, tmp_path / 'run')
+
+
+def test_all_processes_take_the_opponents_that_the_first_one_finds(tmp_path, monkeypatch):
+  """In a run of the home folder that has saved meanwhile."""
+  monkeypatch.setenv('HOME', str(tmp_path))
+  given = config_lib.resolve(config(rollout__opponents='frozen:~/other'))
+  saves = Checkpoints(tmp_path / 'other' / 'checkpoints', given, keep=2)
+  for step in (1, 2):
+    saves.save(small_checkpoints.state(0.0, step))
+  saves.wait()
+  assert opponents.frozen_checkpoint(given).step == 2
+  monkeypatch.setattr(hosts, 'agreed', lambda decide: 1)
+  assert opponents.frozen_checkpoint(given).step == 1
