@@ -9,7 +9,8 @@ After GovSim (arXiv 2404.16698). A month has two steps, in both of which all age
     take 2                         an action: a harvest, which all see the next month
 
 The stock that is left grows by half of it (fair), by all of it (wet) or not at all (dry), up to
-the capacity. Less than `collapse` of it ends the episode.
+the capacity. An episode ends when less than `collapse` is there after growth; GovSim tests
+before it.
 """
 
 from __future__ import annotations
@@ -103,18 +104,25 @@ class CommonPool(DrawnWorld):
   def act(
     self, state: Pool, texts: Mapping[int, str]
   ) -> tuple[Pool, Mapping[int, float] | float, bool]:
-    """Harvests after each second step; if all want more than there is, in proportion."""
+    """Harvests after each second step.
+
+    If all want more than there is, they get all of it in proportion, by largest remainder; ties
+    go to the earlier agent.
+    """
     month, harvest = divmod(state.step, 2)
     state = dataclasses.replace(state, step=state.step + 1)
     if not harvest:
       return state, {}, False
     found = [_TAKE.search(texts.get(agent, '')) for agent in range(self.agents)]
     wanted = [int(match[1]) if match else 0 for match in found]
-    total = max(sum(wanted), state.stock)
-    taken = tuple(want * state.stock // total if total else 0 for want in wanted)
+    total = max(sum(wanted), state.stock, 1)
+    taken = [want * state.stock // total for want in wanted]
+    by_remainder = sorted(range(self.agents), key=lambda i: -(wanted[i] * state.stock % total))
+    for agent in by_remainder[: min(sum(wanted), state.stock) - sum(taken)]:
+      taken[agent] += 1
     left = state.stock - sum(taken)
     left = min(left + left * _GROWTH[state.weather[month]] // 2, self.capacity)
-    state = dataclasses.replace(state, stock=left, taken=taken)
+    state = dataclasses.replace(state, stock=left, taken=tuple(taken))
     fair = self.capacity * self.months / 3 / self.agents
     done = left < self.collapse or state.step == 2 * self.months
     if self.rewards == 'shared':

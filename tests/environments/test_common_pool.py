@@ -31,6 +31,7 @@ def test_too_few_worlds_for_three_splits_are_refused():
     ({0: 'take 9'}, {0: 'I take 4 please'}, (4, 0, 0, 0), 18, False),  # talk takes nothing
     ({}, {}, (0, 0, 0, 0), 24, False),  # up to the capacity
     ({}, {0: 'take 12', 1: 'take 12', 2: 'take 8'}, (6, 6, 4, 0), 0, True),
+    ({}, dict.fromkeys(range(4), 'take 9999'), (4, 4, 4, 4), 0, True),
     ({}, {0: 'take 14'}, (14, 0, 0, 0), 3, True),  # collapses below 4
     ({}, {0: 'take 13'}, (13, 0, 0, 0), 4, False),
     ({}, {0: 'take', 1: 'take x', 2: 'take -3', 3: '3 take 1 2'}, (0, 0, 0, 1), 22, False),
@@ -45,6 +46,22 @@ def test_a_month(talk, first, taken, stock, done):
   assert TASK.outcome(state) == ('collapsed' if done else 'kept')
   shared = CommonPool(months=2, rewards='shared')
   assert shared.act(shared.act(BEGUN, talk)[0], first)[1] == pytest.approx(sum(taken) / 16)
+
+
+@pytest.mark.parametrize(
+  ('stock', 'wanted', 'taken'),
+  [
+    (19, [999] * 20, [1] * 19 + [0]),  # ties: the earlier agents
+    (7, [5, 9, 2], [2, 4, 1]),  # 2.1875, 3.9375, 0.875
+    (7, [1, 1, 9], [1, 0, 6]),  # 0.636, 0.636, 5.727
+    (1, [1, 3], [0, 1]),
+  ],
+)
+def test_whoever_wants_too_much_gets_all_that_is_left(stock, wanted, taken):
+  task = CommonPool(agents=len(wanted), months=2)
+  texts = {agent: f'take {want}' for agent, want in enumerate(wanted)}
+  state, *_ = task.act(Pool(stock, ('wet', 'wet'), forecaster=0, step=1), texts)
+  assert (list(state.taken), state.stock) == (taken, 0)
 
 
 def test_one_agent_of_each_month_sees_the_weather_and_all_see_the_harvests():
