@@ -34,7 +34,7 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
   asked = [len(base.asked(of.task, config.sft.held_back)) for of in (parts, found)]
   for wrong, remedy in (
     (ours.num_agents > 1, "teaches one agent: set team.topology='single' and one of team.agents"),
-    (ours.rounds > 1, 'teaches one turn: set team.rounds=1'),
+    (ours.topology.rounds > 1, 'teaches one turn: set team.rounds=1'),
     (theirs.others, 'has several models: give a team of one'),
     (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
     (found.task.converse, 'is a team in an environment: give one that talks by its topology'),
