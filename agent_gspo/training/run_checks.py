@@ -86,6 +86,10 @@ def _check_share(parts: config_lib.Parts) -> None:
       'prices or budgets that agents are told: each node draws its own',
     ),
     (parts.team.has_tools, 'tools, whose results are not exchanged'),
+    (
+      parts.config.reward.score == 'weighted_vote',
+      "reward.score='weighted_vote', whose weights are not exchanged",
+    ),
   ):
     if wrong:
       raise ValueError(f"rollout.share={folder!r} with {what}. Set rollout.share=''.")
