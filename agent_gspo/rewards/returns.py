@@ -9,6 +9,11 @@ import numpy as np
 from agent_gspo.types import RolloutBatch
 
 
+def paid_episodes(rollout: RolloutBatch) -> set[int]:
+  """Returns the episodes in which some message earned a reward of its own."""
+  return {message.episode for message in rollout.messages if message.reward is not None}
+
+
 def returns_to_go(rollout: RolloutBatch, discount: float) -> np.ndarray:
   """Computes `R_m = r_m + discount * R_m'`, with `m'` the author's next message, float64 `[M]`.
 
@@ -18,7 +23,7 @@ def returns_to_go(rollout: RolloutBatch, discount: float) -> np.ndarray:
     rollout: Episodes, whose `M` messages are in the order in which they were written.
     discount: Factor for each further turn of the author.
   """
-  paid = {message.episode for message in rollout.messages if message.reward is not None}
+  paid = paid_episodes(rollout)
   later: dict[tuple[int, int], float] = collections.defaultdict(float)
   returns = rollout.task_scores[rollout.episode].astype(float)
   for m, message in reversed(list(enumerate(rollout.messages))):

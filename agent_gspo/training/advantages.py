@@ -12,6 +12,7 @@ from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
+from agent_gspo.rewards.returns import paid_episodes
 from agent_gspo.training.message_worth import MessageWorth
 from agent_gspo.types import RolloutBatch
 
@@ -91,7 +92,6 @@ def estimator_inputs(
     probability: Success probability of each question before this rollout, float `[B]`.
   """
   observation, history = _what_was_seen(rollout)
-  earned = [m.reward or 0.0 for m in rollout.messages] if _is_paid(rollout) else None
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
@@ -105,7 +105,7 @@ def estimator_inputs(
     silent=rollout.silent,
     observation=observation,
     history=history,
-    reward=None if earned is None else np.asarray(earned, np.float32),
+    reward=_earned(rollout),
     taken=rollout.taken,
     probability=np.asarray(probability, np.float32)[rollout.question],
   )
@@ -121,18 +121,18 @@ def group_ids(grouping: str, rollout: RolloutBatch) -> np.ndarray:
 def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   """Returns ids of equal observations `[M]` and of equal histories `[K, M]`.
 
-  In an environment, what an author observes takes the place of the prompt, and its history is of
-  its observations. Else a step of its history is a message that it wrote, or the tokens of a
-  teammate's message that its prompt shows: none where that message was silent or addressed to
-  others.
+  In an environment that pays, what an author observes takes the place of the prompt, and its
+  history is of its observations. Else a step of its history is what it observed, a message that it
+  wrote, or the tokens of a teammate's message that its prompt shows: none where that message was
+  silent or addressed to others.
   """
-  acts = _is_paid(rollout)
+  acts = bool(paid_episodes(rollout))
   said = {(m.episode, m.agent, m.round): m for m in rollout.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
   histories: list[list[Hashable]] = [[] for _ in range(HISTORY)]
   for m in rollout.messages:
     own = steps.setdefault((m.episode, m.agent), [])
-    if acts:
+    if acts or m.told:
       own.append(m.told)
     for author, round_ in () if acts else m.read_from:
       heard = said[m.episode, author, round_]
@@ -146,9 +146,20 @@ def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   return _ids(seen), np.stack([_ids(h) for h in histories])
 
 
-def _is_paid(rollout: RolloutBatch) -> bool:
-  """Returns whether messages earn rewards of their own; one without any earned 0."""
-  return any(m.reward is not None for m in rollout.messages)
+def _earned(rollout: RolloutBatch) -> np.ndarray | None:
+  """Returns what each message alone earned, float32 `[M]`; None if none has a reward of its own.
+
+  In an episode without rewards each author's last message earns the task score.
+  """
+  paid = paid_episodes(rollout)
+  if not paid:
+    return None
+  last = {(m.episode, m.agent): i for i, m in enumerate(rollout.messages)}
+  earned = [m.reward or 0.0 for m in rollout.messages]
+  for (episode, _), i in last.items():
+    if episode not in paid:
+      earned[i] = rollout.task_scores[episode]
+  return np.asarray(earned, np.float32)
 
 
 def _ids(values: Iterable[Hashable]) -> np.ndarray:

@@ -9,6 +9,7 @@ import scripted_teams
 
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.rewards.returns import returns_to_go
 from agent_gspo.teams import batches
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -55,38 +56,60 @@ def test_what_is_for_others_is_no_part_of_an_agents_history():
     assert np.unique(ids, return_inverse=True)[1].tolist() == expected
 
 
+def _talk(rewards, scores, told=((), (), (), ())):
+  """Two episodes about one question, in each of which one agent writes twice."""
+  talk = [
+    Message(
+      episode=episode,
+      agent=0,
+      round=round_,
+      layer=0,
+      prompt_ids=np.asarray([3 + round_], np.int32),
+      token_ids=np.asarray([5, 1], np.int32),
+      logprobs=np.zeros(2, np.float32),
+      ended=True,
+      text='x',
+      reward=rewards[2 * round_ + episode],
+      told=told[2 * round_ + episode],
+    )
+    for round_ in range(2)
+    for episode in range(2)
+  ]
+  return batches.from_messages(
+    talk,
+    questions=scripted_teams.questions(1),
+    agent_names=('agent',),
+    episode_question=[0, 0],
+    sample=[0, 1],
+    answers=['', ''],
+    task_scores=scores,
+  )
+
+
+def _of_talk(batch):
+  returns = returns_to_go(batch, 1.0)
+  terms = communication.reward_terms(RewardOptions(), batch, 0.0, returns=returns)
+  return estimator_inputs(batch, terms, grouping='question', probability=np.ones(1))
+
+
 def test_a_message_that_earned_nothing_earned_0():
   """A task with episodes of its own may pay some messages only."""
-  found = []
-  for nothing in (None, 0.0):
-    rewards = iter((1.0, nothing, nothing, nothing))
-    talk = [
-      Message(
-        episode=episode,
-        agent=0,
-        round=round_,
-        layer=0,
-        prompt_ids=np.asarray([3 + round_], np.int32),
-        token_ids=np.asarray([5 + episode, 1], np.int32),
-        logprobs=np.zeros(2, np.float32),
-        ended=True,
-        text='x',
-        reward=next(rewards),
-      )
-      for round_ in range(2)
-      for episode in range(2)
-    ]
-    batch = batches.from_messages(
-      talk,
-      questions=scripted_teams.questions(1),
-      agent_names=('agent',),
-      episode_question=[0, 0],
-      sample=[0, 1],
-      answers=['', ''],
-      task_scores=[0.0, 0.0],
-    )
-    terms = communication.reward_terms(RewardOptions(), batch, 0.0)
-    found.append(estimator_inputs(batch, terms, grouping='question', probability=np.ones(1)))
+  found = [_of_talk(_talk((1.0, -1.0, nothing, nothing), [0.0, 0.0])) for nothing in (None, 0.0)]
   for some, every in zip(*map(dataclasses.astuple, found), strict=True):
     np.testing.assert_array_equal(some, every)
-  np.testing.assert_array_equal(found[0].own_rewards, [1, 0, 0, 0])
+  np.testing.assert_array_equal(found[0].own_rewards, [1, -1, 0, 0])
+
+
+def test_an_episode_without_rewards_has_earned_its_score_at_its_end():
+  x = _of_talk(_talk((1.0, None, 2.0, None), [0.25, 0.5]))
+  np.testing.assert_array_equal(x.rewards, [3, 0.5, 2, 0.5])
+  np.testing.assert_array_equal(x.own_rewards, [1, 0, 2, 0.5])
+  np.testing.assert_array_equal(x.episode_rewards, [3, 0.5, 3, 0.5])
+
+
+def test_what_was_observed_is_part_of_a_history_also_without_rewards():
+  told = ((), (), ('a storm comes',), ('calm sea',))
+  same, other = (_of_talk(_talk((None,) * 4, [1.0, 0.0], t)).history for t in (told[:2] * 2, told))
+  assert (same[:, 2] == same[:, 3]).all()
+  assert (other[:, 2] != other[:, 3]).all()
+  assert (other[:, 0] == other[:, 1]).all()

@@ -25,7 +25,8 @@ class AdvantageInputs:
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, in an environment
       iff the author observes the same, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
-    reward: What an environment gave for the message alone, float32 `[M]`; None without one.
+    reward: What an environment gave for the message alone, float32 `[M]`; the task score for each
+      author's last message of an episode in which it gave nothing; None without one.
     taken: False for a candidate that nobody reads (`rollout.branches`), bool `[M]`.
     probability: Success probability of the question before this rollout
       (`selection.probability`), float32 `[M]`.
