@@ -22,7 +22,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.ops import lm_head
+from agent_gspo.ops import device_kind, lm_head
 from agent_gspo.ops.attention import attend
 from agent_gspo.sharding.placement import Placement
 from agent_gspo.tasks import base
@@ -320,7 +320,8 @@ def attention(config: ModelConfig, length: int) -> str:
   """Returns the implementation of attention in rows of `length` columns."""
   return attend.chosen(
     config.attention,
-    config.dtype,
+    device_kind.current(),
+    jnp.dtype(config.dtype),
     columns=length,
     head_dim=config.head_dim,
     cap=config.attention_cap,

@@ -311,7 +311,10 @@ def test_a_gpu_without_such_attention_takes_another(
   q = jnp.zeros((1, 1, 1, columns, width), jnp.bfloat16)
   mask = masks.causal(jnp.array([columns]), columns)
   assert attend.attend(q, q[:, :, 0], q[:, :, 0], mask) == chosen
-  assert attend.chosen('auto', 'bfloat16', columns=columns, head_dim=width, cap=None) == chosen
+  takes = functools.partial(attend.chosen, columns=columns, head_dim=width, cap=None)
+  assert takes('auto', 'gpu', q.dtype) == chosen
+  assert takes('auto', 'gpu', jnp.dtype('float32')) in ('blockwise', 'reference')
+  assert takes('gpu', 'cpu', jnp.dtype('float32')) == 'gpu'
 
 
 def test_cudnn_gets_rows_that_its_backward_pass_takes(monkeypatch):

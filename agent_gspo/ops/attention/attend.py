@@ -12,7 +12,6 @@ from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, own_column
 from agent_gspo.ops.attention.masks import CacheMask, Mask
 
 _ACCELERATORS = ('tpu', 'gpu')
-_TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
 # Columns up to which 'reference' is used. It compiles faster; on an H100 in float32 it is 25 times
 # as fast as 'blockwise' at 1024 columns (docs/results/performance.md).
 _SHORT = {'cpu': 128, 'gpu': 1024, 'tpu': 128}
@@ -30,27 +29,40 @@ def check(implementation: str, dtype: str) -> None:
       f'model.attention={implementation!r} does not run here: the devices are of kind {backend!r}. '
       "Use 'auto', or 'blockwise', which runs anywhere."
     )
-  if (implementation, jnp.dtype(dtype)) == _TOO_WIDE:
+  if implementation == 'gpu' and jnp.dtype(dtype) == jnp.float32:
     raise ValueError(
       f"model.attention='gpu' has no {dtype}. Set model.dtype='bfloat16', or use 'auto'."
     )
 
 
 def chosen(
-  implementation: str, dtype: str, *, columns: int, head_dim: int, cap: float | None
+  implementation: str,
+  backend: str,
+  dtype: jnp.dtype,
+  *,
+  columns: int,
+  head_dim: int,
+  cap: float | None,
 ) -> str:
-  """Returns the implementation for trees on the devices, see `device_kind`.
+  """Returns the implementation for trees: the given one, or that which 'auto' takes.
 
   Args:
     implementation: As of `attend`.
+    backend: Kind of the devices: 'cpu', 'gpu' or 'tpu'.
     dtype: Of the operands.
     columns: Columns of a row, T.
     head_dim: Width of a head, d.
     cap: As of `attend`.
   """
-  if implementation == 'auto':
-    return _best(device_kind.current(), jnp.dtype(dtype), columns, head_dim, cap)
-  return implementation
+  if implementation != 'auto':
+    return implementation
+  if backend == 'tpu':
+    return 'tpu'
+  cudnn = backend == 'gpu' and cap is None
+  cudnn &= dtype != jnp.float32  # cuDNN has no float32 attention
+  if cudnn and gpu.has_heads_of(head_dim):
+    return 'gpu'
+  return 'blockwise' if columns > _SHORT.get(backend, 128) else 'reference'
 
 
 def attend(
@@ -72,13 +84,15 @@ def attend(
       scores, 'blockwise' one block, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16, no cap).
       'auto' takes the default device's, elsewhere 'blockwise', or 'reference' for short rows.
   """
-  if implementation == 'auto':
-    implementation = _best(jax.default_backend(), q.dtype, q.shape[3], q.shape[4], cap)
+  backend = jax.default_backend()
+  implementation = chosen(
+    implementation, backend, q.dtype, columns=q.shape[3], head_dim=q.shape[4], cap=cap
+  )
   if isinstance(mask, CacheMask):
     many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
     if many and parts is not None and mask.before is not None:
       return own_column.attend(q, parts, mask.before, cap=cap)
-    on_cpu = implementation not in _ACCELERATORS and jax.default_backend() == 'cpu'
+    on_cpu = implementation not in _ACCELERATORS and backend == 'cpu'
     return reference.attend(q, k, v, mask, cap=cap, sum_values=on_cpu)
   if implementation == 'gpu' and cap is not None:
     raise ValueError(
@@ -87,16 +101,6 @@ def attend(
     )
   caps = {} if cap is None else {'cap': cap}
   return _tree_attention(implementation)(q, k, v, mask, **caps)
-
-
-def _best(backend: str, dtype: jnp.dtype, columns: int, head_dim: int, cap: float | None) -> str:
-  """Returns the implementation that 'auto' takes; arguments as of `chosen`."""
-  if backend == 'tpu':
-    return 'tpu'
-  cudnn = backend == 'gpu' and cap is None and (backend, dtype) != _TOO_WIDE
-  if cudnn and gpu.has_heads_of(head_dim):
-    return 'gpu'
-  return 'blockwise' if columns > _SHORT.get(backend, 128) else 'reference'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
