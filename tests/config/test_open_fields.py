@@ -10,6 +10,7 @@ import sys
 import micro_run
 import pytest
 
+from agent_gspo.apps.commands import config_flag
 from agent_gspo.config import check as config_lib
 
 _LOAD = """
@@ -107,6 +108,13 @@ def test_the_field_that_was_meant_is_named(argument, meant):
   assert f'Did you mean --config.{meant}?' in done.stderr
 
 
+def test_a_name_that_the_command_line_cannot_hold_is_told(tmp_path):
+  field = '--config.team.roles.my-critic.opening'
+  done = _loaded(f'{field}=x')
+  assert done.returncode == 2
+  assert f'{field}: a name on the command line must have letters, digits and _ alone' in done.stderr
+
+
 def test_a_config_is_found_by_its_name_from_anywhere(tmp_path):
   found = _loaded('--config.seed=3', config='multiarith_dealt:worth', cwd=tmp_path)
   assert found.returncode == 0, found.stderr
@@ -122,6 +130,29 @@ def test_a_config_is_found_by_its_name_from_anywhere(tmp_path):
   assert (
     json.loads(_loaded(config='tiny', cwd=tmp_path).stdout)['model']['source'] == 'random:micro'
   )
+
+
+@pytest.mark.parametrize('file', ['config.json', 'team.json'])
+def test_a_folder_is_no_config(tmp_path, monkeypatch, file):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'tiny').mkdir()
+  with pytest.raises(ValueError, match='has no field'):  # so that of configs/ is found
+    config_flag.check_fields('tiny', ['no_such_field'])
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'config.json').touch()
+  (tmp_path / 'run' / file).touch()
+  with pytest.raises(ValueError, match=f'--config=run: is a folder; take run/{file}'):
+    config_flag.check_fields('run', [])
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'own.py').write_text(micro_run.CONFIG.read_text())
+  config = json.dumps(config_lib.resolve(micro_run.get_config().to_dict()).to_dict())
+  (tmp_path / 'config.json').write_text(config)
+  for file in ('~/own.py', '~/config.json'):
+    with pytest.raises(ValueError, match='has no field'):
+      config_flag.check_fields(file, ['no_such_field'])
 
 
 def test_the_config_that_a_run_saved_is_one(tmp_path):

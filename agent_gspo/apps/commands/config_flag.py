@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import pathlib
 import re
 import sys
@@ -19,6 +20,7 @@ from agent_gspo.config import saved
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
 from agent_gspo.models.io import fields as fields_io
 from agent_gspo.options import did_you_mean, types_of
+from agent_gspo.workdir import records
 
 flags.disclaim_key_flags()  # --help of a command lists --config as its own
 
@@ -60,11 +62,12 @@ class _Parser(flags.ArgumentParser):
     self.parser = parser
 
   def parse(self, argument: str) -> Any:
-    file = argument.partition(':')[0]
+    given, colon, rest = argument.partition(':')
+    file = os.path.expanduser(given)
     if file.endswith('.json'):
       config = _of_run(pathlib.Path(file))
     else:
-      config = self.parser.parse(f'{_found(file)}{argument[len(file) :]}')
+      config = self.parser.parse(f'{_found(file)}{colon}{rest}')
     for arg in flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False):
       found = re.match(r'--?(?:no)?config\.(\w+)\.(\w+)\.([\w.]+)', arg)
       if found and found[2] in _open_fields(found[1]):
@@ -81,7 +84,11 @@ def _found(name: str) -> str:
   Raises:
     ValueError: There is none; names those that exist.
   """
-  if pathlib.Path(name).suffix == '.py' or pathlib.Path(name).exists():
+  path = pathlib.Path(name)
+  if path.suffix == '.py' or path.is_file():
+    for file in (exported.TEAM, records.CONFIG):
+      if (path / file).is_file():
+        raise ValueError(f'is a folder; take {path / file}.')
     return name
   known = {f.stem: f for folder in reversed(_FOLDERS) for f in sorted(folder.glob('[!_]*.py'))}
   if name not in known:
@@ -180,6 +187,11 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
   """Describes a failed parse; names the flag if its field is not in the config."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
+    if re.search(r'[^\w.[\]]', flag.removeprefix('--config.')):
+      return (
+        f'{flag}: a name on the command line must have letters, digits and _ alone. Set this '
+        'field in the file of the config.'
+      )
   text = str(error.args[0] if isinstance(error, KeyError) else error)
   found = re.search(r"""['"](\w+)['"]""", text)
   for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
