@@ -181,7 +181,8 @@ def gate(options: RewardOptions, rollout: RolloutBatch, new: int | None = None) 
   # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are included, but none
   # without a right answer: there the price would only teach silence.
   ranked = np.sort(accuracy[groups])[::-1]
-  last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
+  charged = max(math.ceil(round(options.gate_fraction * len(ranked), 9)), 1)  # .28 * 25 > 7
+  last = ranked[charged - 1] if len(ranked) else 0.0
   return spoken & (accuracy[question] >= last) & (accuracy[question] > 0)
 
 
@@ -212,7 +213,7 @@ def repetition(texts: Sequence[str], episode: np.ndarray) -> np.ndarray:
 def summary(options: RewardOptions, terms: RewardTerms, rollout: RolloutBatch) -> Mapping[str, Any]:
   """Averages each term over messages (task, length) or episodes (costs), for `metrics.jsonl`.
 
-  Candidates count where they were not taken as messages, but not as costs.
+  Candidates that were not taken count in means over messages, not in costs.
   """
   carriers = np.flatnonzero(rollout.taken)
   if options.credit == 'episode':  # each message of a payer has the episode's whole cost: count one

@@ -269,6 +269,23 @@ def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
   assert terms.token_cost.reshape(3, 4).astype(bool).any(axis=1).tolist() == list(charged)
 
 
+@pytest.mark.parametrize(
+  ('fraction', 'groups', 'charged'),
+  [(0.28, 25, 7), (0.281, 25, 8), (0.14, 50, 7), (1 / 3, 9, 3), (1e-12, 9, 1), (1.0, 9, 9)],
+)
+def test_top_groups_are_no_more_than_their_fraction(fraction, groups, charged):
+  """0.28 * 25 is 7.000000000000001."""
+  full = talk(st.team('single'), lambda turn: 2)
+  scores = np.linspace(0.1, 0.9, groups)
+  batch = dataclasses.replace(
+    batches.join([full] * 5),
+    question=np.arange(60) % groups,
+    task_scores=scores[np.arange(60) % groups],
+  )
+  gated = communication.gate(options_of(gate='top_groups', gate_fraction=fraction), batch)
+  assert len(set(batch.question[gated[batch.episode]])) == charged
+
+
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_length_reward_is_one_term_of_the_whole_episode(credit):
   batch = talk(st.team('star', rounds=2), random_lengths(1))
