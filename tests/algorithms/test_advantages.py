@@ -210,6 +210,27 @@ def test_an_estimator_that_sets_no_baselines_keeps_those_there_are():
   assert lib.advantage(x, 'group_mean').baselines is None
 
 
+def sets_baselines(task, baselines, *, roles=2):
+  new = np.arange(roles) if roles else 'none'
+  return lib.Advantage(values=task, kept=np.ones(len(task)), baselines=new)
+
+
+def sets_baselines_unread(task):
+  return lib.Advantage(values=task, kept=np.ones(len(task)), baselines=np.zeros(2))
+
+
+def test_baselines_of_an_estimator_of_ones_own_are_checked():
+  x, name = some_inputs(7), f'{__name__}:sets_baselines'
+  found = lib.advantage(x, name).baselines
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, [0, 1])
+  for roles, told in ((3, r'an array of shape \(3,\)'), (0, "a str, 'none'")):
+    with pytest.raises(lib.plugins.PluginError, match=f'as baselines, returned {told}; .* 2 roles'):
+      lib.advantage(x, name, roles=roles)
+  with pytest.raises(lib.plugins.PluginError, match='but does not read `baselines`: take'):
+    lib.advantage(x, f'{name}_unread')
+
+
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
 def test_any_order_of_messages_gives_the_same(name):
   x = some_inputs(7, 'question_agent')

@@ -109,13 +109,19 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   found = plugins.call('advantage.name', name, estimator(name), **fields, **options)
   if not isinstance(found, Advantage):
     found = Advantage(values=found, kept=np.ones(count))
-  if found.baselines is None:
-    found = dataclasses.replace(found, baselines=fields.get('baselines'))
-  where = f'advantage.name={name!r}'
+  where, old, new = f'advantage.name={name!r}', fields.get('baselines'), found.baselines
+  if new is not None and old is None:
+    raise plugins.PluginError(
+      f'{where} returned baselines, but does not read `baselines`: take that parameter too.'
+    )
+  vector = lambda what, values, count, each: plugins.vector(
+    f'{where}{what}', values, count, each
+  ).astype(np.float32)
   return dataclasses.replace(
     found,
-    values=plugins.vector(where, found.values, count, 'message').astype(np.float32),
-    kept=plugins.vector(f'{where}, as kept,', found.kept, count, 'message').astype(np.float32),
+    values=vector('', found.values, count, 'message'),
+    kept=vector(', as kept,', found.kept, count, 'message'),
+    baselines=old if new is None else vector(', as baselines,', new, len(old), 'role'),
   )
 
 
