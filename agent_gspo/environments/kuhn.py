@@ -80,12 +80,17 @@ class Kuhn(Environment):
     return '' if takes_turns(topology, turns) else 'turns for the longest game'
 
   def _split(self, split: str) -> Sequence[Question]:
-    make = lambda i: Question(f'{split}/{i}', ' '.join(DEALS[i % len(DEALS)]), 'win')
+    make = lambda i: Question(f'{split}/{i}', '', 'win')  # all agents may read the text
     return LazyQuestions(getattr(self, f'{split}_size'), make)
 
   def begin(self, question: Question, sample: int) -> Hand:
-    """Returns the deal."""
-    return Hand(tuple(question.text.split()), untold=frozenset({0, 1} if self.talk else ()))
+    """Returns the deal of a question's index."""
+    index = question.id.partition('/')[2]
+    if not index.isdecimal():
+      raise ValueError(
+        f'question {question.id!r} has no deal: deals are those of the questions of splits'
+      )
+    return Hand(DEALS[int(index) % len(DEALS)], untold=frozenset({0, 1} if self.talk else ()))
 
   def observe(self, state: Hand, agent: int) -> str | None:
     """Returns card and moves; None if it is the other's turn."""

@@ -15,6 +15,7 @@ from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.training import run_evaluations
+from agent_gspo.types import Question
 
 TOKENIZER = word_level([*kuhn.Kuhn().vocabulary(), ';', 'move', 'call', 'please'])
 
@@ -59,15 +60,30 @@ def test_the_pot_goes_to_the_higher_card_or_to_whoever_did_not_fold(line, stake)
   moves = line.split()
   batch = play(lambda turn: moves[len(turn.state.moves)])
   for episode, question in enumerate(batch.questions):
-    first, second = ('JQK'.index(card) for card in question.text.split())
+    cards = kuhn.DEALS[int(question.id.removeprefix('test/')) % 6]
+    first, second = map('JQK'.index, cards)
     won = (stake if first > second else -stake) if stake else (1, -1)[len(moves) - 2]
     assert earned(batch, episode) == [won, -won]
     assert batch.task_scores[episode] == float(won > 0)
     own = [m for m in batch.messages if m.episode == episode]
     assert [m.agent for m in own] == [0, 1, 0][: len(moves)]
     for place, message in enumerate(own):
-      card = question.text.split()[message.agent]
-      assert message.told == (' '.join([card, ':', *moves[:place]]),)
+      assert message.told == (' '.join([cards[message.agent], ':', *moves[:place]]),)
+
+
+def test_no_player_reads_the_others_card():
+  game, role = kuhn.Kuhn(), {'incoming': '{message} ; ', 'cue': 'move :'}  # with default opening
+  policy = ScriptedPolicy(lambda turn: 'pass', TOKENIZER)
+  own_team = team(game, roles={'player': role})
+  batch = rollout(own_team, game, TOKENIZER, game.questions('test')[:6], 1, policy)
+  for message in batch.messages:
+    read = TOKENIZER.decode(message.prompt_ids.tolist()).split()
+    assert sum(word in kuhn.CARDS for word in read) == 1
+
+
+def test_a_question_that_is_no_deal_is_refused():
+  with pytest.raises(ValueError, match="question 'asked-0' has no deal"):
+    kuhn.Kuhn().begin(Question('asked-0', 'J', ''), 0)
 
 
 @pytest.mark.parametrize('text', ['', 'call', 'bet please', 'pass bet', 'I have K'])
