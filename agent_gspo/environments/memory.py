@@ -1,7 +1,8 @@
 """Defines the memory world: facts arrive in visits, and a question about some comes after.
 
-After CoMAM (Collaborative Memory Agents). Three agents act one after another, and only notes
-outlive a visit:
+After CoMAM (Collaborative Reinforcement Learning Framework for Multi-Agent Memory Systems, arXiv
+2603.12631), which adds local rewards and a weighted global one; `rewards` here is either. Three
+agents act one after another, and only notes outlive a visit:
 
     Ann has 3 pens .                  what agent 0 observes in a visit: a fact, or chatter
     please note that Ann has 3        its message is kept as one note, silence as none
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Mapping, Sequence
 
 from agent_gspo.environments.base import takes_turns
@@ -183,4 +185,4 @@ class Memory(NumberWorld):
 
 
 def _words(text: str) -> set[str]:
-  return {*text.replace('.', ' ').replace(',', ' ').split()}
+  return {*re.findall(r'\w+', text)}  # as `facts_in` does

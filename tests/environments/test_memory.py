@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -47,6 +48,13 @@ def play(task: Memory, state: Visits, texts: list[str]):
     (['Ann 3', '', 'Kim 1 2 3 4 5', 'Kim', '5'], 'Kim 1 2 3 4 5', 0.0, (0.5, 0.0, 0.0)),
     (['Ann 3 Ann 2', '', '3 4', 'Ann 3', '3 4'], 'Ann 3 Ann 2', 0.0, (0.0, 0.0, 0.0)),
     (['Ann 3', 'floor 2', 'Kim 4', 'Kim Ann', '7'], 'Ann 3 ; Kim 4', 1.0, (1.0, 1.0, 1.0)),
+    # Names are read with any punctuation, as facts are.
+    (
+      ['Ann: 3', '', 'Kim - 4', 'Who knows of "Ann"? And Kim?', '7'],
+      'Ann: 3 ; Kim - 4',
+      1.0,
+      (1.0, 1.0, 1.0),
+    ),
     (['', '', '', '', ''], '', 0.0, (0.0, 0.0, 0.0)),
   ],
 )
@@ -109,7 +117,7 @@ def test_no_text_is_an_error_and_only_the_facts_are_rewarded(turns):
     if task is TASK:
       assert rewards == right
       continue
-    words = [word for note in state.notes for word in note.replace('.', ' ').split()]
+    words = [word for note in state.notes for word in re.findall(r'\w+', note)]
     known = [owner for owner in 'Ann Kim'.split() if owner in words]
     assert rewards[0] <= len(known) / 2
     assert rewards[1] <= (rewards[0] > 0)
