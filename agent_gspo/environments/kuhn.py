@@ -8,7 +8,8 @@ calls it with `bet` or folds with `pass`. Without a fold the higher card takes t
     bet                 its move
 
 Any other text, silence too, forfeits the author's chips in the pot. A player earns the chips that
-it wins, below 0 if it loses. With `talk` each first writes a message that the other reads.
+it wins, below 0 if it loses. With `talk` each first observes `talk K :`, and writes a message that
+the other reads.
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ class Kuhn(Environment):
   def observe(self, state: Hand, agent: int) -> str | None:
     """Returns card and moves; None if it is the other's turn."""
     turn = min(state.untold, default=len(state.moves) % 2)
-    return information_set(state.cards[agent], state.moves) if agent == turn else None
+    if agent != turn:
+      return None
+    prefix = 'talk ' if agent in state.untold else ''
+    return prefix + information_set(state.cards[agent], state.moves)
 
   def act(self, state: Hand, texts: Mapping[int, str]) -> tuple[Hand, dict[int, float], bool]:
     """Takes the move of the player whose turn it is."""
@@ -148,7 +152,7 @@ class Kuhn(Environment):
 
   def vocabulary(self) -> list[str]:
     """Returns the words of observations and demonstrations."""
-    return [*CARDS, ':', *MOVES, 'I', 'have']
+    return [*CARDS, ':', *MOVES, 'I', 'have', *['talk'] * self.talk]
 
 
 def _next_move(line: Sequence[str], turn: Any) -> str:

@@ -17,7 +17,7 @@ from agent_gspo.teams.team import make_team
 from agent_gspo.training import run_evaluations
 from agent_gspo.types import Question
 
-TOKENIZER = word_level([*kuhn.Kuhn().vocabulary(), ';', 'move', 'call', 'please'])
+TOKENIZER = word_level([*kuhn.Kuhn(talk=True).vocabulary(), ';', 'move', 'call', 'please'])
 
 
 def team(game, **options):
@@ -119,6 +119,7 @@ def test_talk_comes_first_is_read_and_costs_no_chips():
     (0, 1, 'bet'),
     (1, 1, 'bet'),
   ]
+  assert [m.told for m in own] == [('talk J :',), ('talk Q :',), ('J :',), ('Q : bet',)]
   assert [m.reward for m in own[:2]] == [0, 0]
   assert all('I have K' in TOKENIZER.decode(m.prompt_ids.tolist()) for m in own[1:])
   silent = play(lambda turn: '' if turn.state.untold else 'bet', talk=True)
