@@ -160,7 +160,3 @@ def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

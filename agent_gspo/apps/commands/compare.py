@@ -45,7 +45,3 @@ def _read(system: str):
     return evaluation_folder.read(path)
   folder, _, label = str(path).rpartition(':')
   return evaluation_folder.read(folder or path, label if folder else '')
-
-
-if __name__ == '__main__':
-  cli()

@@ -314,7 +314,3 @@ def _shower() -> Callable[[str], None]:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

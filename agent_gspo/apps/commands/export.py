@@ -137,7 +137,3 @@ def _write_adapters(
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

@@ -44,7 +44,3 @@ def cli() -> None:
   except KeyboardInterrupt:
     return
   print(f'wrote {out} ({out.stat().st_size / 1e6:.1f} MB)')
-
-
-if __name__ == '__main__':
-  cli()

@@ -105,7 +105,3 @@ def _listen(host: str, port: int) -> socket.socket:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

@@ -125,7 +125,3 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
       raise ValueError(f'--{flag}={text}: {part!r} is given twice; give each number once.')
     found.append(number)
   return found
-
-
-if __name__ == '__main__':
-  cli()
