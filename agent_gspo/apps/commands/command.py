@@ -79,9 +79,6 @@ class _FolderParser(flags.ArgumentParser):
   def parse(self, argument: str) -> str:
     return str(disk.folder(argument)) if argument else ''
 
-  def flag_type(self) -> str:
-    return 'folder'
-
 
 def define_folder(name: str, default: str | None, help: str) -> flags.FlagHolder:
   """Defines a flag that names a folder, see `disk.folder`, in the module that calls."""

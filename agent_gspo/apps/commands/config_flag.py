@@ -74,9 +74,6 @@ class _Parser(flags.ArgumentParser):
         _make_room(config, [found[1], found[2], *found[3].split('.')])
     return config
 
-  def flag_type(self) -> str:
-    return self.parser.flag_type()
-
 
 def _found(name: str) -> str:
   """Returns the file of a config, given its path or its name.
