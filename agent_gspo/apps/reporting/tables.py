@@ -19,24 +19,13 @@ _VOTES = ('error_correlation', 'independent', 'channels')
 _WIDEST = 10_000  # columns of text that no table needs
 
 
-def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
-  """Compares the evaluations of the untrained and the trained team, as in `eval.jsonl`.
+def evaluation_table(*shown: Mapping[str, Any], with_change: bool = False) -> Table:
+  """Shows evaluations, as in `eval.jsonl`, side by side; missing figures are "-".
 
-  Fractions change by points, amounts by percent. Missing figures are "-". Print the table with
-  `print_whole` or `Progress.note`, or see `render_text`.
+  `with_change` compares the untrained team with the trained one: fractions change by points,
+  amounts by percent. Print the table with `print_whole` or `Progress.note`, or see `render_text`.
   """
-  return _figures([before, after], ['untrained', 'trained'], with_change=True)
-
-
-def evaluation_table(*records: Mapping[str, Any]) -> Table:
-  """Shows evaluations side by side, without a comparison (see `closing_table`)."""
-  return _figures(records, [''] * len(records), with_change=False)
-
-
-def _figures(
-  shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
-) -> Table:
-  """Makes a column per record; `defaults` are labels of those without one."""
+  defaults = ('untrained', 'trained') if with_change else ('',) * len(shown)
   caption = markup.escape(_caption(shown))
   table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left', pad_edge=False)
   table.add_column('', style='bold')  # the one that wraps in a narrow terminal
@@ -62,7 +51,7 @@ def _figures(
     add(key.removeprefix('task/'), key)
   if any(record.get('failed') for record in shown):
     add('accuracy, failed questions wrong', 'task/accuracy_over_all')
-    shown = [{**record, 'failed': len(record.get('failed') or ())} for record in shown]
+    shown = tuple({**record, 'failed': len(record.get('failed') or ())} for record in shown)
     add('questions that failed', 'failed', decimals=0)
   for key in _keys(shown, GRADED):
     add(f'accuracy, {key.removeprefix(GRADED)} grader', key)

@@ -224,7 +224,9 @@ def test_a_terminal_that_fails_does_not_stop_the_run(terminal, capsys):
 def test_text_that_the_log_cannot_encode():
   raw = io.BytesIO()
   file = io.TextIOWrapper(raw, encoding='ascii')
-  table = tables.closing_table(evaluation(0, '', 0.1, 9, 0), evaluation(1, '', 0.2, 8, 0))
+  table = tables.evaluation_table(
+    evaluation(0, '', 0.1, 9, 0), evaluation(1, '', 0.2, 8, 0), with_change=True
+  )
   with progress.Progress(3, 0, 'λ', console=Console(file=file)) as display:
     display.step(1, METRICS)
     display.note(table)
@@ -278,9 +280,10 @@ def test_numbers():
 
 
 def test_closing_table():
-  table = tables.closing_table(
+  table = tables.evaluation_table(
     evaluation(0, 'untrained', 0.3, 60.0, 0.05),
     evaluation(9, 'trained', 0.55, 20.0, 0.8),
+    with_change=True,
   )
   text = tables.render_text(table, 140)
   rows = {line[:38].strip(): line[38:].split('  ') for line in text.splitlines()}
@@ -323,7 +326,7 @@ def test_the_end_of_a_run_fits_a_narrow_terminal(tmp_path):
 
 
 def test_closing_table_of_nothing():
-  text = tables.render_text(tables.closing_table({}, {}))
+  text = tables.render_text(tables.evaluation_table({}, {}, with_change=True))
   assert 'accuracy' in text
 
 
@@ -355,7 +358,7 @@ def test_no_figure_of_a_table_is_cut_off(width):
   assert row.split('  ')[1:2] == ['AgentDropout at equal tokens']
   assert all(f'  {figure}' in row for figure in FIGURES)
   team = evaluation(9, 'trained', 0.55, 20.0, 0.8)
-  text = tables.render_text(tables.closing_table(team, team), width)
+  text = tables.render_text(tables.evaluation_table(team, team, with_change=True), width)
   assert re.search(
     r' 55\.0 % \[50\.0, 60\.0\]   55\.0 % \[50\.0, 60\.0\]  .* \+0\.0 points\n', text
   )
@@ -366,7 +369,7 @@ def test_no_figure_of_a_table_is_cut_off(width):
 def test_names_in_brackets_are_no_markup(name):
   record = {'label': name, 'split': name, 'task/accuracy': 0.5, f'{records.GRADED}{name}': 0.5}
   record['agents'] = [{'name': name}]
-  shown = tables.render_text(tables.closing_table(record, record))
+  shown = tables.render_text(tables.evaluation_table(record, record, with_change=True))
   # Two heads, a row of its grader, two of its agent, the caption.
   assert shown.count(name) == 2 + 1 + 2 + 1
   shown = tables.render_text(tables.comparison_table([record]))
