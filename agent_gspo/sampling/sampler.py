@@ -136,13 +136,6 @@ class Sampler:
     self.keep = program(decoding.keep_rows, out_shardings=state)
     self.take = program(decoding.take_rows, out_shardings=cache)
 
-  def compilations(self) -> int:
-    """Counts the programs that this sampler has compiled so far."""
-    # Any: the types of jitted functions lack `_cache_size`.
-    rollout: tuple[Any, ...] = (self.pool, self.prefill, self.start, self.decode)
-    moves: tuple[Any, ...] = (self.keep, self.take)
-    return sum(f._cache_size() for f in rollout + moves)
-
   def prompt_columns(self, longest: int) -> int:
     """Returns the columns of a prefill row for prompts of at most `longest` tokens."""
     return max(self.prefill_length, bucket(longest, 64))

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import run_comparison
 import small_checkpoints
+import tiny
 from run_comparison import records, saved
 
 from agent_gspo.apps.reporting import html_report
@@ -635,7 +636,7 @@ def test_neither_a_fresh_nor_a_restored_state_needs_programs_of_its_own(tmp_path
     sampler, programs = setup.sampler, learner.programs
     for program in (programs.accumulate, programs.apply, sampler.prefill):  # all of one shape
       assert program._cache_size() == 1
-    compiled.append(sampler.compilations())
+    compiled.append(tiny.compilations(sampler))
   assert compiled[0] == compiled[1]
 
 

@@ -83,3 +83,9 @@ def message(prompt, sampled, logprobs=None, *, ended: bool = True, agent: int = 
     ended=ended,
     text='',
   )
+
+
+def compilations(sampler) -> int:
+  """Counts the programs that a sampler has compiled so far."""
+  programs = ('pool', 'prefill', 'start', 'decode', 'keep', 'take')
+  return sum(getattr(sampler, name)._cache_size() for name in programs)
