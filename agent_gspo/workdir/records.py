@@ -220,11 +220,6 @@ def supervised(workdir: PathLike) -> list[dict[str, Any]]:
   return list(_read(workdir, SFT))
 
 
-def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
-  """Yields the saved episodes of a run in file order."""
-  yield from (record for _, record in numbered_transcripts(workdir))
-
-
 def numbered_transcripts(
   workdir: PathLike, file: str = TRANSCRIPTS, lines: Collection[int] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:

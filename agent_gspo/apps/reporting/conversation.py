@@ -22,7 +22,8 @@ def show_transcripts(workdir: records.PathLike, label: str = 'trained', most: in
   Raises:
     ValueError: The run has recorded no episode under the label.
   """
-  kept = (episode for episode in records.transcripts(workdir) if episode.get('label') == label)
+  episodes = (episode for _, episode in records.numbered_transcripts(workdir))
+  kept = (episode for episode in episodes if episode.get('label') == label)
   shown = list(itertools.islice(kept, most))
   if not shown:
     raise ValueError(f'{workdir} holds no transcript {label!r}; see evaluation.transcripts.')
