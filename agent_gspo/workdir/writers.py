@@ -147,12 +147,6 @@ class RunWriter:
       self._wandb.finish()
       self._wandb = None
 
-  def __enter__(self) -> RunWriter:
-    return self
-
-  def __exit__(self, *unused_exception) -> None:
-    self.close()
-
   def _append(self, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     marks: dict[str, str] = {}
     plain = json_lines.to_plain(record, marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html.parser
 
 from agent_gspo.workdir import writers
@@ -54,7 +55,7 @@ def episode(step, text='The crate holds 12 bolts.', right=True):
 
 
 def write_run(workdir, steps=5, episodes=None):
-  with writers.RunWriter(workdir) as writer:
+  with contextlib.closing(writers.RunWriter(workdir)) as writer:
     writer.config({'task': {'name': 'notes'}, 'layers': [1, 2]})
     for step in range(1, steps + 1):
       writer.metrics(step, {'task/accuracy': step / steps, 'time/step_s': 1.0, 'bad': float('nan')})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import random
 import shutil
@@ -51,7 +52,7 @@ def go(setup, workdir, meet=lambda: None, progress=None):
   saves, interruption = Checkpoints(workdir / 'sft', setup.config), Interruption()
   interruption.meet = meet
   try:
-    with RunWriter(workdir) as writer:
+    with contextlib.closing(RunWriter(workdir)) as writer:
       return sft.Stage(setup, saves, writer, interruption, progress or Seen()).imitate()[0]
   finally:
     saves.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
@@ -44,7 +45,7 @@ def taught(setup: setup_lib.Setup, folder, stop: int = 0):
 
   interruption.meet = meet
   try:
-    with RunWriter(folder) as writer:
+    with contextlib.closing(RunWriter(folder)) as writer:
       params, _ = sft.Stage(setup, saves, writer, interruption, Progress()).imitate()
   finally:
     saves.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import micro_run
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from agent_gspo.workdir import disk, json_lines, records, writers
 
 
 def test_a_line_that_does_not_fit_names_its_file(tmp_path):
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.metrics(1, {'a': 1.0})
     size = (tmp_path / records.METRICS).stat().st_size
     with (
@@ -23,7 +25,7 @@ def test_a_line_that_does_not_fit_names_its_file(tmp_path):
       writer.metrics(2, {'a': 2.0})
   # Half a line, as a kill leaves it.
   assert (tmp_path / records.METRICS).stat().st_size == size + 5
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.metrics(2, {'a': 2.0})
   assert [record['a'] for record in json_lines.iterate(tmp_path / records.METRICS)] == [1, 2]
 
@@ -37,7 +39,7 @@ def test_a_line_that_does_not_fit_names_its_file(tmp_path):
   ],
 )
 def test_other_files_name_themselves(tmp_path, write, name):
-  with writers.RunWriter(tmp_path) as writer, full():
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer, full():
     with pytest.raises(disk.WriteError, match=f'{name} could not be written: File too large'):
       write(writer)
   assert not list(tmp_path.glob('*.new'))
@@ -45,7 +47,7 @@ def test_other_files_name_themselves(tmp_path, write, name):
 
 def test_tensorboard_does_not_wait_for_a_disk_that_is_full(tmp_path):
   """Its usual writer has a thread that dies of it; whoever adds an event then waits for ever."""
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.metrics(1, {'a': 1.0})
     (file,) = (tmp_path / 'tensorboard').iterdir()
     with (

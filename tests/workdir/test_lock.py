@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -104,22 +105,17 @@ def test_a_second_run_in_a_workdir_ends_at_once(held, monkeypatch):
   assert [path.name for path in folder.iterdir()] == ['lock']
 
 
-def test_a_second_sweep_in_a_folder_ends_at_once(held):
+@pytest.mark.parametrize(
+  'command',
+  [
+    ('sweep', '--config=c.py', '--lambdas=0', '--workdir'),
+    ('evaluate', f'--config={micro_run.CONFIG}', '--out'),
+  ],
+)
+def test_a_second_command_in_a_folder_ends_at_once(held, command):
   folder, process = held
-  done = micro_run.run(
-    micro_run.command('sweep', '--config=c.py', f'--workdir={folder}', '--lambdas=0')
-  )
-  assert done.returncode == 2
-  assert done.stderr.splitlines()[-1].startswith(
-    f'error: {folder} is in use by process {process.pid}'
-  )
-  assert [path.name for path in folder.iterdir()] == ['lock']
-
-
-def test_a_second_evaluation_in_a_folder_ends_at_once(held):
-  folder, process = held
-  command = micro_run.command('evaluate', f'--config={micro_run.CONFIG}', f'--out={folder}')
-  done = micro_run.run(command)
+  *arguments, flag = command
+  done = micro_run.run(micro_run.command(*arguments, f'{flag}={folder}'))
   assert done.returncode == 2
   assert done.stderr.splitlines()[-1].startswith(
     f'error: {folder} is in use by process {process.pid}'
@@ -142,7 +138,7 @@ def test_a_link_in_place_of_a_file_leaves_its_target_alone(tmp_path, name, exist
   _link(folder, name, target)
 
   def write():
-    with lock.hold(folder), writers.RunWriter(folder) as writer:
+    with lock.hold(folder), contextlib.closing(writers.RunWriter(folder)) as writer:
       writer.config({})
 
   with pytest.raises(ValueError, match=f'{name} is a symbolic link; must be a file'):
@@ -153,7 +149,8 @@ def test_a_link_in_place_of_a_file_leaves_its_target_alone(tmp_path, name, exist
 def test_a_folder_may_be_a_link(tmp_path):
   (tmp_path / 'elsewhere').mkdir()
   _link(tmp_path / 'runs', 'one', tmp_path / 'elsewhere')
-  with lock.hold(tmp_path / 'runs' / 'one'), writers.RunWriter(tmp_path / 'runs' / 'one') as writer:
+  run = tmp_path / 'runs' / 'one'
+  with lock.hold(run), contextlib.closing(writers.RunWriter(run)) as writer:
     writer.metrics(1, {})
   assert (tmp_path / 'elsewhere' / records.METRICS).exists()
 

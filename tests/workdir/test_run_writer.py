@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
@@ -46,7 +47,7 @@ def events(workdir):
 
 
 def test_round_trip(tmp_path):
-  with writers.RunWriter(tmp_path / 'new' / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'new' / 'run')) as writer:
     writer.config({'seed': 3, 'team': {'agents': ('a', 'b')}})
     for step in (1, 2, 3):
       writer.metrics(step, METRICS | {'policy/lr': step * 1e-5})
@@ -62,7 +63,7 @@ def test_round_trip(tmp_path):
 
 
 def test_values_that_are_no_plain_floats(tmp_path):
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.metrics(
       np.int64(7),
       {
@@ -108,7 +109,7 @@ def test_every_line_is_on_disk_at_once(tmp_path):
 
 
 def test_resume_after_a_kill_in_mid_line(tmp_path):
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     for step in range(1, 6):
       writer.metrics(step, {'a': float(step)})
       writer.transcripts([{'step': step, 'k': k} for k in range(2)])
@@ -119,7 +120,7 @@ def test_resume_after_a_kill_in_mid_line(tmp_path):
   with (tmp_path / records.TRANSCRIPTS).open('ab') as file:
     file.write(b'{"step": 2, "k": "\xc3')
 
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     # Opening alone cuts off the half-written lines.
     assert (tmp_path / records.METRICS).read_bytes() == whole
     writer.metrics(6, {'a': 6.0})
@@ -139,7 +140,7 @@ def test_resume_after_a_kill_in_mid_line(tmp_path):
 
 
 def test_truncate_without_files_and_to_nothing(tmp_path):
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.truncate_after(10)
     writer.metrics(1, {})
     writer.truncate_after(0)
@@ -165,7 +166,7 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path):
 
 
 def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.config({'seed': 1})
     writer.metrics(1, {'task/accuracy': 0.5, 'policy/grad_norm': math.nan})
     writer.metrics(2, {'task/accuracy': 0.75})
@@ -193,7 +194,7 @@ def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
 
 def test_tensorboard_holds_transcripts(tmp_path):
   odd = 'no | table *, # heading or half a pair \ud83d'
-  with writers.RunWriter(tmp_path) as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.transcripts([episode(3, text=odd), episode(3, text=''), episode(4)])
   texts = [(event.step, value) for event in events(tmp_path) for value in event.summary.value]
   assert [(step, value.tag) for step, value in texts] == [
@@ -228,12 +229,12 @@ def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch
   )
   monkeypatch.setitem(sys.modules, 'wandb', fake)
   for step in (1, 2):
-    with writers.RunWriter(tmp_path, wandb_project='team') as writer:
+    with contextlib.closing(writers.RunWriter(tmp_path, wandb_project='team')) as writer:
       writer.config({'seed': 1})
       writer.metrics(step, {'a': 0.5, 'b': math.nan})
   assert logged == [{'step': 1, 'a': 0.5}, {'step': 2, 'a': 0.5}]
   logged.clear()
-  with writers.RunWriter(tmp_path, wandb_project='team') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path, wandb_project='team')) as writer:
     writer.transcripts([episode(3) | {'label': 'train'}])
   (table,) = logged
   rows = table['transcripts/train']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
@@ -202,7 +203,7 @@ def test_a_served_report_follows_its_files(tmp_path):
     assert "connect-src 'self'" in text
     with ask(method='HEAD') as same:
       assert (same.read(), same.headers['ETag']) == (b'', version)
-    with writers.RunWriter(run) as writer:
+    with contextlib.closing(writers.RunWriter(run)) as writer:
       writer.metrics(6, {'task/accuracy': 0.5})
     with ask(method='HEAD') as newer:
       assert newer.headers['ETag'] != version
@@ -236,7 +237,7 @@ def edges(tokens):
   ],
 )
 def test_who_hears_whom_is_of_the_trained_team_first(tmp_path, written, expected):
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     for step, label in enumerate(written):
       name = {} if label is None else {'label': label}
       writer.evaluation({'step': step, 'split': 'test', **name, 'edges': edges(step)})
@@ -249,7 +250,7 @@ def test_who_hears_whom_is_of_the_trained_team_first(tmp_path, written, expected
 
 def test_what_a_team_was_told_stands_beside_its_evaluation(tmp_path):
   told = {'trained': None, 'trained, price 0.5': 0.5, 'trained, budget 8': 8.0, 'x, price -': None}
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     for label in told:
       writer.evaluation({'step': 1, 'label': label})
   (shown,) = report_data.build([records.load_run(tmp_path / 'run')])['runs']
@@ -460,7 +461,7 @@ def test_seeds_are_brought_together(tmp_path):
   for seed in range(2):
     runs.append(write_run(tmp_path / f'lambda=0_seed_{seed}', steps=5))
     (runs[-1] / records.CONFIG).write_text(json.dumps({'seed': seed, 'a': {'b': 1}}))
-    with writers.RunWriter(runs[-1]) as writer:
+    with contextlib.closing(writers.RunWriter(runs[-1])) as writer:
       writer.metrics(6, {'task/accuracy': 0.2 + 0.4 * seed})
   page = html_report.write_report(runs, tmp_path / 'report.html')
   at_end = """
@@ -494,7 +495,7 @@ def test_seeds_that_end_at_different_steps_are_one_evaluation(tmp_path):
   runs = []
   for seed, steps in enumerate((5, 7, 9)):
     runs.append(tmp_path / f'seed_{seed}')
-    with writers.RunWriter(runs[-1]) as writer:
+    with contextlib.closing(writers.RunWriter(runs[-1])) as writer:
       writer.config({'seed': seed})
       labels = [(0, 'untrained'), (3, 'during'), (steps - 2, 'trained'), (steps, 'trained')]
       for step, label in labels:
@@ -518,7 +519,7 @@ def test_seeds_that_end_at_different_steps_are_one_evaluation(tmp_path):
 )
 def test_a_change_is_shown_between_evaluations_of_the_same_questions(tmp_path, other):
   asked = {'split': 'test', 'questions': 10, 'temperature': 1.0}
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     writer.evaluation({'step': 0, 'label': 'untrained', 'task/accuracy': 0.25, **asked})
     writer.evaluation({'step': 4, 'label': 'trained', 'task/accuracy': 0.75, **asked, **other})
   pair = 'beforeAndAfter(sets[0])'
@@ -535,7 +536,7 @@ def test_an_open_page_is_loaded_anew_once_its_files_change(tmp_path, monkeypatch
   def counted(*arguments):
     loaded.append(page(*arguments))
     if changes and len(loaded) == 1:
-      with writers.RunWriter(run) as writer:
+      with contextlib.closing(writers.RunWriter(run)) as writer:
         writer.metrics(6, {'task/accuracy': 0.5})
     return loaded[-1]
 
@@ -622,7 +623,7 @@ def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
   rates = {'ann': (0.25, None), 'bob': (None, 0.5), 'cy': (0.75, 0.125), 'solver': (None, None)}
   keys = ('silence_rate_relevant', 'silence_rate_irrelevant')
   agents = [{'name': name, **dict(zip(keys, known, strict=True))} for name, known in rates.items()]
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     writer.evaluation({'step': 1, 'label': 'trained', 'task/accuracy': 0.5, 'agents': agents})
   drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
   for kind, rates in (
@@ -649,7 +650,7 @@ def test_a_section_that_fails_leaves_the_others(tmp_path):
 
 def told_run(workdir):
   """Of a team that is told prices, as training writes it; twice, for it was trained longer."""
-  with writers.RunWriter(workdir) as writer:
+  with contextlib.closing(writers.RunWriter(workdir)) as writer:
     told = {0.002: (61.0, 0.5), 0: (64.0, 0.75), 0.01: (20.0, 0.25)}
     for label, accuracy in (('constant answer', 0.1), ('single agent', 0.4), ('untrained', 0.2)):
       measured = {'task/accuracy': accuracy, 'tokens/written_per_question': 40 * accuracy}
@@ -709,7 +710,7 @@ def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
 def test_figures_of_different_measurements_have_no_change(tmp_path, other):
   before = {'split': 'test', 'questions': 10, 'temperature': 1.0}
   after = {**before, **other}
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     for step, label, measured in ((0, 'untrained', before), (4, 'trained', after)):
       writer.evaluation(
         {'step': step, 'label': label, 'task/accuracy': 0.25 + step / 8, **measured}
@@ -724,7 +725,7 @@ def test_figures_of_different_measurements_have_no_change(tmp_path, other):
 
 @needs_browser
 def test_no_label_of_a_tick_is_cut_off(tmp_path):
-  with writers.RunWriter(tmp_path / 'run') as writer:
+  with contextlib.closing(writers.RunWriter(tmp_path / 'run')) as writer:
     for step in (0, 200_000):
       writer.metrics(step, {'task/accuracy': 0.5})
   drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
