@@ -32,16 +32,6 @@ from collections.abc import Iterator, Sequence
 
 from agent_gspo.sandbox.process import Limits, SandboxUnavailableError, start, watch
 
-__all__ = [
-  'DEFAULT_LIMITS',
-  'Limits',
-  'Outcome',
-  'SandboxUnavailableError',
-  'mechanisms',
-  'run',
-  'run_tests',
-]
-
 DEFAULT_LIMITS = Limits()
 
 
