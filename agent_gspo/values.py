@@ -61,13 +61,13 @@ def finite(value: Any) -> float | None:
   return result if math.isfinite(result) else None
 
 
-def flatten(tree: Mapping[str, Any], separator: str = '.', prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Flattens nested mappings to `{'a.b': leaf}`; empty mappings are dropped."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     path = f'{prefix}{key}'
     if isinstance(value, Mapping):
-      flat |= flatten(value, separator, f'{path}{separator}')
+      flat |= flatten(value, f'{path}.')
     else:
       flat[path] = value
   return flat

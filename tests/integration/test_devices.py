@@ -136,8 +136,8 @@ found = {
 _LAYOUT = """
 import jax
 import tiny
+from flax import traverse_util
 from agent_gspo.models import partition
-from agent_gspo.models.io import tensor_names
 from agent_gspo.sharding import placement
 
 where = placement.make_placement({'data': 2, 'fsdp': 4, 'tensor': 1})
@@ -145,7 +145,8 @@ found = {}
 for model, adapters in (('dense', 1), ('dense', 2), ('mixture', 2)):
   config = tiny.MIXTURE.replace(num_experts=8) if model == 'mixture' else tiny.CONFIG
   config = config.replace(lora_rank=4, num_adapters=adapters)
-  shardings = tensor_names.flatten(partition.shardings(tiny.params(config), config, where))
+  shardings = partition.shardings(tiny.params(config), config, where)
+  shardings = traverse_util.flatten_dict(shardings, sep='/')
   told = partition.layout(config, where, where.rows).weights
   found[f'{model}, {adapters}'] = {
     path: '/'.join(path.split('/')[-2:]) in told

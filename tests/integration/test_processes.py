@@ -87,8 +87,9 @@ _READ = """
 import dataclasses, json, sys
 import jax, numpy as np
 import tiny
+from flax import traverse_util
 from agent_gspo.models import partition
-from agent_gspo.models.io import hf, tensor_names
+from agent_gspo.models.io import hf
 from agent_gspo.sharding import hosts, placement
 
 folder, coordinator, index = sys.argv[1:]
@@ -103,11 +104,11 @@ def watched(path, array):
     return found
   return dataclasses.replace(array, part=part)
 
-flat = {path: watched(path, x) for path, x in tensor_names.flatten(params).items()}
+flat = {path: watched(path, x) for path, x in traverse_util.flatten_dict(params, sep='/').items()}
 where = placement.make_placement({'data': 1, 'fsdp': 2, 'tensor': 2})
-placed = partition.place(tensor_names.unflatten(flat), config, where)
-for path, x in tensor_names.flatten(placed).items():
-  whole = np.asarray(tensor_names.flatten(tiny.params())[path])
+placed = partition.place(traverse_util.unflatten_dict(flat, sep='/'), config, where)
+for path, x in traverse_util.flatten_dict(placed, sep='/').items():
+  whole = np.asarray(traverse_util.flatten_dict(tiny.params(), sep='/')[path])
   for shard in x.addressable_shards:
     np.testing.assert_array_equal(shard.data, whole[shard.index], err_msg=path)
 print(json.dumps(read))

@@ -13,6 +13,7 @@ import numpy as np
 import pretrained
 import pytest
 import raw_gguf
+from flax import traverse_util
 
 from agent_gspo.models import load, rope
 from agent_gspo.models.config import ModelConfig, RopeScaling, SlidingWindow
@@ -138,7 +139,7 @@ def test_parameters_come_back_exactly(family, tmp_path):
   _write(tmp_path / 'm.gguf', config, flat)
   model = ours.open_gguf(tmp_path / 'm.gguf')
   assert model.config == config
-  found = tensor_names.flatten(stored.read(model.params))
+  found = traverse_util.flatten_dict(stored.read(model.params), sep='/')
   assert found.keys() == flat.keys()
   for path in flat:
     close = 3e-7 if family == 'gemma3_text' and path.endswith('scale') else 0
@@ -154,7 +155,7 @@ def test_split_files_are_read_from_any_part(tmp_path):
   parts = sorted(tmp_path.iterdir())
   assert parts[0].name == 'm-00001-of-00003.gguf'
   assert load.local_files(f'gguf:{parts[1]}') == parts
-  found = tensor_names.flatten(stored.read(ours.open_gguf(parts[2]).params))
+  found = traverse_util.flatten_dict(stored.read(ours.open_gguf(parts[2]).params), sep='/')
   chex.assert_trees_all_equal(found, flat)
   alone = tmp_path / 'alone.gguf'
   alone.write_bytes(parts[0].read_bytes())
@@ -173,7 +174,9 @@ def test_quantized_parameters_are_those_of_gguf(name, tmp_path):
   config = _CONFIGS['qwen2'].replace(embed_dim=256, mlp_dim=512, head_dim=64)
   kind = gguf.GGMLQuantizationType[name]
   _write(tmp_path / 'm.gguf', config, _random(config), kind)
-  found = tensor_names.flatten(stored.read(ours.open_gguf(tmp_path / 'm.gguf').params))
+  found = traverse_util.flatten_dict(
+    stored.read(ours.open_gguf(tmp_path / 'm.gguf').params), sep='/'
+  )
   for row in tensor_names.table(config):
     if len(row.shape) == 2:
       expected = gguf.dequantize(_blocks(row.stored_shape, kind), kind)
@@ -479,7 +482,7 @@ def test_smollm2_has_the_weights_that_transformers_reads():
     skeleton = transformers.AutoModelForCausalLM.from_config(reference_config)
   found = reader.load_gguf_checkpoint(file, return_tensors=True, model_to_load=skeleton)
   reference = found['tensors']
-  flat = tensor_names.flatten(model.params)
+  flat = traverse_util.flatten_dict(model.params, sep='/')
   assert sum(array.size for array in flat.values()) == 134_515_008
   for row in tensor_names.table(model.config):
     array = flat[row.ours].T if row.transposed else flat[row.ours]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pretrained
 import pytest
+from flax import traverse_util
 
 from agent_gspo.models import transformer
 from agent_gspo.models.io import hf, stored, tensor_names
@@ -122,7 +123,7 @@ def _load(folder):
 
 
 def _assert_same(tree, other) -> None:
-  tree, other = tensor_names.flatten(tree), tensor_names.flatten(other)
+  tree, other = (traverse_util.flatten_dict(x, sep='/') for x in (tree, other))
   assert tree.keys() == other.keys()
   for path in tree:
     np.testing.assert_array_equal(np.asarray(tree[path]), np.asarray(other[path]), err_msg=path)
@@ -178,7 +179,7 @@ def test_import_of_export_is_exact(case, tmp_path):
 @pytest.mark.parametrize('case', _CASES)
 def test_table_names_exactly_the_parameters_of_the_module(case):
   config = config_from_hf(_config(case).to_dict())
-  params = tensor_names.flatten(transformer.init_params(config, jax.random.key(0)))
+  params = traverse_util.flatten_dict(transformer.init_params(config, jax.random.key(0)), sep='/')
   assert {row.ours: row.shape for row in tensor_names.table(config)} == {
     path: leaf.shape for path, leaf in params.items()
   }

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import raw_gguf
 import safetensors.numpy
+from flax import traverse_util
 
 from agent_gspo.models import load
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import gguf, hf, tensor_names
+from agent_gspo.models.io import gguf, hf
 
 _INDEX = 'model.safetensors.index.json'
 
 
 def _flat(source) -> dict[str, np.ndarray]:
   """All weights of a model, by their path."""
-  return tensor_names.flatten(load.load_model(source).params)
+  return traverse_util.flatten_dict(load.load_model(source).params, sep='/')
 
 
 def _assert_same(found, expected) -> None:

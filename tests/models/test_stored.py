@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import raw_gguf
 import tiny
+from flax import traverse_util
 
 from agent_gspo.models import partition
-from agent_gspo.models.io import gguf, hf, stored, tensor_names
+from agent_gspo.models.io import gguf, hf, stored
 from agent_gspo.sharding.placement import ONE_DEVICE
 
 _CONFIGS = {
@@ -28,11 +29,12 @@ def _opened(kind, folder):
   if kind != 'gguf':
     config, folder = _CONFIGS[kind], folder / kind
     hf.export_hf(config, tiny.params(config), folder)
-    return tensor_names.flatten(hf.open_hf(folder)[1]), tensor_names.flatten(tiny.params(config))
+    trees = hf.open_hf(folder)[1], tiny.params(config)
+    return tuple(traverse_util.flatten_dict(tree, sep='/') for tree in trees)
   file = folder / 'm.gguf'  # of the family whose queries and keys are stored in another order
   file.write_bytes(raw_gguf.valid().data())
   params = gguf.open_gguf(file).params
-  return tensor_names.flatten(params), tensor_names.flatten(stored.read(params))
+  return tuple(traverse_util.flatten_dict(x, sep='/') for x in (params, stored.read(params)))
 
 
 @pytest.fixture(scope='module')
@@ -61,8 +63,10 @@ def test_a_part_may_be_nothing(kind, folder):
 @pytest.mark.parametrize('kind', _CONFIGS)
 def test_placed_parameters_are_those_of_the_file(kind, folder):
   arrays, whole = _opened(kind, folder)
-  placed = partition.place(tensor_names.unflatten(arrays), _CONFIGS[kind], ONE_DEVICE)
-  for path, x in tensor_names.flatten(placed).items():
+  placed = partition.place(
+    traverse_util.unflatten_dict(arrays, sep='/'), _CONFIGS[kind], ONE_DEVICE
+  )
+  for path, x in traverse_util.flatten_dict(placed, sep='/').items():
     assert isinstance(x, jax.Array)
     np.testing.assert_array_equal(x, whole[path], err_msg=path)
 
@@ -70,21 +74,23 @@ def test_placed_parameters_are_those_of_the_file(kind, folder):
 @pytest.mark.parametrize('kind', _CONFIGS)
 def test_what_was_opened_is_exported_unread(kind, folder, tmp_path):
   arrays, whole = _opened(kind, folder)
-  hf.export_hf(_CONFIGS[kind], tensor_names.unflatten(arrays), tmp_path)
-  again = tensor_names.flatten(stored.read(hf.open_hf(tmp_path)[1]))
+  hf.export_hf(_CONFIGS[kind], traverse_util.unflatten_dict(arrays, sep='/'), tmp_path)
+  again = traverse_util.flatten_dict(stored.read(hf.open_hf(tmp_path)[1]), sep='/')
   assert again.keys() == whole.keys()
   for path, x in again.items():
     np.testing.assert_array_equal(x, whole[path], err_msg=path)
 
 
 def test_weights_that_are_not_finite_are_found_where_they_are_read(tmp_path):
-  params = tensor_names.flatten(tiny.params())
+  params = traverse_util.flatten_dict(tiny.params(), sep='/')
   kernel = params['layers_1/mlp/up/kernel'].copy()
   kernel[3, 40] = np.inf
   hf.export_hf(
-    tiny.CONFIG, tensor_names.unflatten(params | {'layers_1/mlp/up/kernel': kernel}), tmp_path
+    tiny.CONFIG,
+    traverse_util.unflatten_dict(params | {'layers_1/mlp/up/kernel': kernel}, sep='/'),
+    tmp_path,
   )
-  array = tensor_names.flatten(hf.open_hf(tmp_path)[1])['layers_1/mlp/up/kernel']
+  array = traverse_util.flatten_dict(hf.open_hf(tmp_path)[1], sep='/')['layers_1/mlp/up/kernel']
   assert np.isfinite(array.part((slice(None), slice(0, 40)))).all()
   with pytest.raises(ValueError, match=r'layers\.1\.mlp\.up_proj\.weight.* holds NaN or infinite'):
     array.part((slice(0, 4), slice(None)))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from flax import traverse_util
 
 from agent_gspo import cache
 from agent_gspo.models import load
@@ -125,11 +126,11 @@ def test_random_models_follow_their_seed_and_tokenizer():
   one, again, other = (load.load_model('random:micro', tokenizer, seed=s) for s in (0, 0, 1))
   assert one.config.vocab_size == tokenizer.vocab_size
   assert one.tokenizer is tokenizer
-  flat = tensor_names.flatten(one.params)
+  flat = traverse_util.flatten_dict(one.params, sep='/')
   assert flat.keys() == {row.ours for row in tensor_names.table(one.config)}
-  for path, leaf in tensor_names.flatten(again.params).items():
+  for path, leaf in traverse_util.flatten_dict(again.params, sep='/').items():
     np.testing.assert_array_equal(leaf, flat[path])
-  differs = tensor_names.flatten(other.params)['layers_0/mlp/up/kernel']
+  differs = traverse_util.flatten_dict(other.params, sep='/')['layers_0/mlp/up/kernel']
   assert not np.array_equal(differs, flat['layers_0/mlp/up/kernel'])
   expected = one.config.embed_dim**-0.5  # 1 / sqrt(inputs)
   assert np.std(flat['layers_0/mlp/up/kernel']) == pytest.approx(expected, rel=0.05)

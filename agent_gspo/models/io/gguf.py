@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flax.traverse_util
 import gguf
 import numpy as np
 
@@ -106,7 +107,7 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
     row.ours: _stored(config, row, path, tensors[name])
     for row, name in zip(rows, names, strict=True)
   }
-  return GGUFModel(config, metadata, tensor_names.unflatten(params))
+  return GGUFModel(config, metadata, flax.traverse_util.unflatten_dict(params, sep='/'))
 
 
 def _opened(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:

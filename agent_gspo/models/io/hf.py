@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.traverse_util
 import huggingface_hub
 import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy, for safetensors)
 import numpy as np
@@ -137,7 +138,7 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   if head is not None:
     row = rows[0]
     params[row.ours] = _tied(params[row.ours], _stored(row, head), folder)
-  return config, tensor_names.unflatten(params)
+  return config, flax.traverse_util.unflatten_dict(params, sep='/')
 
 
 class _Tensor(NamedTuple):
@@ -275,7 +276,7 @@ def export_hf(
     ValueError: The parameters do not fit the architecture.
   """
   folder = pathlib.Path(path)
-  flat = tensor_names.flatten(params)
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
   rows = tensor_names.table(config)
   if any(lora.is_adapter(leaf.rpartition('/')[2]) for leaf in flat):
     raise ValueError('the parameters hold LoRA adapters: merge them before the export.')

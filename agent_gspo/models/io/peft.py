@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import flax.traverse_util
 import numpy as np
 import safetensors.numpy
 
@@ -39,7 +40,8 @@ def export_peft(
   Raises:
     ValueError: There is no adapter, or more than one.
   """
-  folder, flat, tensors, targets = pathlib.Path(path), tensor_names.flatten(params), {}, set()
+  folder, tensors, targets = pathlib.Path(path), {}, set()
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
   for row in tensor_names.table(config):
     prefix = row.ours.removesuffix('kernel')
     if not row.transposed or f'{prefix}lora_a' not in flat:

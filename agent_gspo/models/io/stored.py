@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
+import flax.traverse_util
 import numpy as np
-
-from agent_gspo.models.io import tensor_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,8 +55,8 @@ def split_files(file: pathlib.Path) -> list[pathlib.Path]:
 
 def read(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Reads all arrays of a nested dict into memory."""
-  flat = tensor_names.flatten(tree)
+  flat = flax.traverse_util.flatten_dict(tree, sep='/')
   # Conversions release the GIL, and dequantization takes nearly all of the time.
   with futures.ThreadPoolExecutor() as pool:
     arrays = pool.map(np.asarray, flat.values())
-    return tensor_names.unflatten(dict(zip(flat, arrays, strict=True)))
+    return flax.traverse_util.unflatten_dict(dict(zip(flat, arrays, strict=True)), sep='/')

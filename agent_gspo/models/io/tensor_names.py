@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
-import flax.traverse_util
 import numpy as np
 
-from agent_gspo import values
 from agent_gspo.models import families
 from agent_gspo.models.config import ModelConfig
 
@@ -80,16 +76,6 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
     rows += [name(p, f'layers_{i}/', f'model.layers.{i}.') for p in c.spec.layer]
   rows.append(name(families.FINAL_NORM))
   return tuple(rows if c.tie_embeddings else [*rows, name(families.LM_HEAD)])
-
-
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """Flattens a nested dict to `{'a/b/c': leaf}`."""
-  return values.flatten(tree, '/')
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """Inverts `flatten`."""
-  return flax.traverse_util.unflatten_dict(dict(flat), sep='/')
 
 
 def check_names(expected: set[str], found: set[str], where: str) -> None:
