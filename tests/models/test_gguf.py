@@ -227,9 +227,12 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path):
     ('llama.block_count', None, r'lacks llama\.block_count'),
     ('llama.expert_count', 8, 'mixtures'),
     ('llama.rope.dimension_count', 8, 'partial'),
+    ('llama.attention.causal', False, r'attention\.causal=False must be absent or true'),
   ):
     with pytest.raises(ValueError, match=message):
       ours.config_from_gguf({**metadata, key: value}, tied=True, where='x.gguf')
+  causal = {**metadata, 'llama.attention.causal': True}
+  assert ours.config_from_gguf(causal, tied=False, where='x.gguf') == config
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -48,6 +48,7 @@ _BASE = {**hf_shapes.SHAPE, 'model_type': 'llama'}
     ({'hidden_act': 'gelu'}, "hidden_act='gelu'"),
     ({'attention_bias': True}, 'attention_bias'),
     ({'mlp_bias': True}, 'mlp_bias'),
+    ({'is_causal': False}, 'is_causal=False must be absent or true'),
     ({'quantization_config': {'bits': 4}}, 'quantization_config'),
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
   ],
@@ -57,6 +58,10 @@ def test_unsupported_configs_are_refused_by_name(change, message):
     config_from_hf({**_BASE, **change})
   with pytest.raises(ValueError, match='hidden_size'):
     config_from_hf({k: v for k, v in _BASE.items() if k != 'hidden_size'})
+
+
+def test_a_causal_model_may_say_so():
+  assert config_from_hf({**_BASE, 'is_causal': True}) == config_from_hf(_BASE)
 
 
 def test_rope_fields_of_transformers_4_and_5_mean_the_same():

@@ -225,6 +225,8 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     read = ('rope.freq_base', 'rope.dimension_count', *_ROPE_OF_GEMMA * gemma)
     if key.startswith('rope.') and key not in read and value not in _ROPE_NEUTRAL.get(key, ()):
       raise fields.wrong(key, 'absent or without effect: this scaling is not read; use hf:<folder>')
+  if fields.get('attention.causal', True) is not True:
+    raise fields.wrong('attention.causal', 'absent or true; a model that reads ahead cannot write')
   if fields.whole('expert_count', 0, low=0):
     raise ValueError(f'{where}: mixtures of experts are not supported.')
   tokens = metadata.get('tokenizer.ggml.tokens')

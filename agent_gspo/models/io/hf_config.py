@@ -78,7 +78,8 @@ _REFUSED = ('mlp_bias', 'quantization_config', 'query_pre_attn_scalar', *OPTIONA
 def _refuse(fields: Fields, spec: Family) -> None:
   """Raises ValueError for options that would silently change the computed function."""
   unread = {field for field in (*_REFUSED, *spec.refused) if field not in spec.defaults}
-  for field, value in {**spec.fixed, **dict.fromkeys(sorted(unread), False)}.items():
+  expected = {'is_causal': True, **spec.fixed, **dict.fromkeys(sorted(unread), False)}
+  for field, value in expected.items():
     found = fields.get(field, value)
     if found != value and (found or value):
       raise fields.wrong(field, f'absent or {json.dumps(value)}; nothing else is supported')
