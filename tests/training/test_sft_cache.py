@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 import types
 
 import micro_run
@@ -12,8 +13,9 @@ import pytest
 import safetensors.numpy
 
 from agent_gspo.config import check as config_lib
-from agent_gspo.training import sft
+from agent_gspo.training import loop, sft
 from agent_gspo.types import Question
+from agent_gspo.workdir import records
 
 _PARAMS = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'b': np.float32(3)}
 
@@ -146,6 +148,17 @@ def test_another_program_or_model_does_not(monkeypatch):
     assert sft.load_cached(_file(), {'c': np.zeros(1)}) is None
   monkeypatch.setattr(sft.provenance, 'code', lambda: 'changed')
   assert sft.load_cached(_file(), _PARAMS) is None
+
+
+@pytest.mark.parametrize('steps', [0, 2])
+def test_a_fresh_start_keeps_no_records_of_an_earlier_sft(tmp_path, steps):
+  """Neither without SFT nor with its cached result."""
+  least = {'steps': 0, 'evaluation__questions': 1, 'evaluation__seen_questions': 0}
+  loop.train(micro_run.changed(**least), tmp_path / 'run')
+  assert len(records.supervised(tmp_path / 'run')) == 2
+  shutil.rmtree(tmp_path / 'run' / 'checkpoints')
+  loop.train(micro_run.changed(**least, sft__steps=steps), tmp_path / 'run')
+  assert records.supervised(tmp_path / 'run') == []
 
 
 def _kept(folder) -> pathlib.Path:
