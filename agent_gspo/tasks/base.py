@@ -26,8 +26,7 @@ class Task(abc.ABC):
     converse: Own episode of the task, a generator function of a `teams.conversation.Conversation`;
       None for the turns of the team's topology.
     threads: Number of own episodes of a rollout that go on at a time between two layers; more than
-      1 where they wait for something, such as a web page. Their code must then be safe in threads,
-      with `rollout.ahead` too, where an evaluation may run beside a rollout.
+      1 where they wait for something, such as a web page. Their code must then be safe in threads.
     graders: Names of the available graders, that of `score` first; empty if there is only one.
       Scores of the others are reported in addition (`graded_by`).
   """

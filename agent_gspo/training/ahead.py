@@ -82,7 +82,7 @@ class _Begun:
   def saved(self) -> tuple[Any, ...]:
     """Returns plain data for a checkpoint, see `restored`; does not wait."""
     head = self.step, self.version, jax.device_get(self.selection)
-    if self.done:
+    if self.result is not None and self.result.done() and not self.result.exception():
       return *head, {}, self.wait()
     return *head, {key: tuple(reply) for key, reply in self.written.copy().items()}, None
 
@@ -255,7 +255,7 @@ class Ahead:
     processes call this.
 
     Raises:
-      Exception: One of them failed.
+      Exception: One of them failed, under the fixed schedule.
     """
     older = [begun for begun in self._begun if begun.version < step <= begun.step]
     if not self._free:

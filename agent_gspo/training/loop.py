@@ -271,6 +271,8 @@ class Run:
           self.interruption.meet()
         with self.interruption.deferred('this save'):
           self._save(state)
+        if self.ahead:  # after an early end rollouts may be under way
+          self.ahead.close()
         params, step = state.params, int(state.step)
         record = evaluations.make(params, step, 'trained')
         self._call('on_evaluation', self.on_evaluation, record)
@@ -283,6 +285,16 @@ class Run:
         self.checkpoints.wait()
       except KeyboardInterrupt:
         self._save_interrupted(state, progress)
+        raise
+      except (disk.WriteError, NonFiniteLossError):
+        raise
+      except Exception:
+        # One process alone: others may not have failed. Whatever happens here hides no error.
+        if hosts.count() == 1 and state is not None and state_lib.is_whole(state) and state.step:
+          with contextlib.suppress(Exception):
+            self._save(state)
+            self.checkpoints.wait()
+            progress.note(f'failed: saved step {self._saved()}; the same command goes on from it')
         raise
       if self.stopped:
         progress.note(f'training ended after step {step} of {config.steps}: {self.stopped}')
@@ -396,6 +408,7 @@ class Run:
     if self.resumed:
       return self.checkpoints.restore(setup_lib.state_shapes(setup))
     if not self.config.sft.is_asked_for:
+      self.writer.truncate_supervised_after(0)
       return opponents.begin(setup, setup_lib.init_state(setup, setup.params))
     params, done = self._warm_start(progress)
     state = opponents.begin(setup, setup_lib.init_state(setup, params))
@@ -411,6 +424,7 @@ class Run:
     file = sft.cache_file(self.config, setup.sources, setup.tokenizer.fingerprint, setup.task)
     kept = hosts.agreed(lambda: sft.load_cached(file, setup.params))
     if kept is not None:
+      self.writer.truncate_supervised_after(0)
       return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.
     saves = self.sft_checkpoints = Checkpoints(

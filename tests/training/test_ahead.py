@@ -19,6 +19,7 @@ import run_comparison
 import small_checkpoints
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.sharding import encoding
 from agent_gspo.sharding.options import MeshOptions
 from agent_gspo.teams.policies import Reply, Turn
 from agent_gspo.training import ahead as ahead_lib
@@ -28,6 +29,8 @@ from agent_gspo.training.ahead import Ahead
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.training.progress import Progress
 from agent_gspo.types import Question
+from agent_gspo.workdir import disk
+from agent_gspo.workdir.checkpoints import Checkpoints
 from benchmarks.rollouts_ahead import SlowMaze
 from configs import half_maze
 
@@ -253,6 +256,25 @@ def test_an_error_of_a_later_rollout_is_raised_at_once(monkeypatch):
   found.close()
 
 
+def test_a_rollout_that_failed_is_saved_as_far_as_it_is_written(monkeypatch):
+  """Under the free schedule, where others write the rest of any rollout."""
+  rollouts = _Rollouts(monkeypatch, 1, 'free')
+  found = Ahead(rollouts.setup)
+  found(rollouts.setup, _state(0), Progress())
+  found.wait()
+  found._begun[1].result = found._thread.submit(_fail)
+  with pytest.raises(OSError, match='no maze'):
+    found(rollouts.setup, _state(1), Progress())
+  ((step, version, _, written, collected),) = encoding.decode(found.waiting(1))
+  assert (step, version, collected) == (1, 0, None)
+  assert len(written) == 2
+  found.close()
+
+
+def _fail():
+  raise OSError('no maze')
+
+
 def test_closing_ends_the_rollout_under_way(monkeypatch):
   rollouts = _Rollouts(monkeypatch, 2)
   rollouts.hold = threading.Semaphore(1)
@@ -264,6 +286,10 @@ def test_closing_ends_the_rollout_under_way(monkeypatch):
 
 
 # Whole runs.
+
+
+def _no_room(*unused, **options):
+  raise disk.WriteError('no room')
 
 
 @pytest.fixture(scope='module', params=[0, pytest.param(1, marks=pytest.mark.slow), 2])
@@ -297,6 +323,21 @@ def test_timing_changes_nothing(run, tmp_path):
   run_comparison.assert_same_run(tmp_path, whole, STEPS)
 
 
+def test_an_error_costs_no_finished_step(tmp_path, monkeypatch):
+  """Even where no state can be saved, it is told as it was."""
+  act, config = SlowMaze.act, _maze(rollout__ahead=0, evaluation__every=0)
+
+  def fail(*unused):
+    monkeypatch.setattr(SlowMaze, 'act', lambda self, state, texts: texts['nobody'])
+
+  for save in (Checkpoints.save, _no_room):
+    monkeypatch.setattr(Checkpoints, 'save', save)
+    with pytest.raises(Exception, match="'nobody'"):
+      loop.train(config, tmp_path, on_step=fail)
+    monkeypatch.setattr(SlowMaze, 'act', act)
+    assert run_comparison.saved(tmp_path)[0] == 1
+
+
 def test_the_error_of_an_environment_ends_the_run_with_its_own_words(tmp_path, monkeypatch):
   monkeypatch.setattr(SlowMaze, 'act', lambda self, state, texts: texts['nobody'])
   with pytest.raises(Exception, match="'nobody'") as raised:
@@ -318,8 +359,15 @@ def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
     assert abs(line['policy/tis_weight_mean'] - 1) > 1e-4
 
 
-def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path):
-  """In spite of a stop; messages are as old as rollouts may be at most."""
+def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path, monkeypatch):
+  """In spite of a stop, which ends rollouts before it evaluates; messages are as old as allowed."""
+  make, beside = loop.RunEvaluations.make, []
+
+  def seen(*arguments, **options):
+    beside.extend(x.name for x in threading.enumerate() if x.name.startswith('rollout'))
+    return make(*arguments, **options)
+
+  monkeypatch.setattr(loop.RunEvaluations, 'make', seen)
   pauses = {'task__options__delay': 0.03, 'task__options__jitter': True}
   values = {'rollout__ahead': 2, 'logging__transcripts': 99, 'evaluation__every': 0}
   loop.train(_maze(**values), tmp_path / 'fixed')
@@ -332,6 +380,7 @@ def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path):
     told = [record for record in told if record['label'] == 'train']
     asked.append([(record['step'], record['question_id'], record['sample']) for record in told])
   assert asked[0] == asked[1]
+  assert not beside
   for record in told:
     versions = [message['version'] for message in record['messages']]
     assert versions == sorted(versions)
