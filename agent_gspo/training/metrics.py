@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agent_gspo.algorithms.advantages import groups
+from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import Config
@@ -142,6 +142,9 @@ def _measured(config: Config, metrics: Mapping[str, float]) -> dict[str, float]:
   computed = {
     'policy/kl': config.objective.kl_coef > 0,
     'policy/entropy': config.learner.entropy,
+    # A teacher's log-probs have taken the place of the sampler's.
+    'policy/sampler_trainer_diff_mean': not config.objective.teacher,
+    'policy/sampler_trainer_diff_max': not config.objective.teacher,
     'router/changed_update': config.learner.old_logprobs == 'trainer',
   }
   return {key: value for key, value in metrics.items() if computed.get(key, True)}
@@ -176,10 +179,12 @@ def price_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   pays = metrics.get('worth/relevant_plain_pays', 1.0)
   if pays >= _RELEVANT_PAYS:
     return None
+  has_unit = 'nats' in estimators.options_of(config.advantage.name)
+  lower = 'budget.lambda_tok or advantage.options.nats' if has_unit else 'budget.lambda_tok'
   return (
     f'at budget.lambda_tok={metrics["budget/lambda_tok"]:g} only {pays:.0%} of the relevant notes, '
     'said plainly, gain the answering agent what they cost: the price teaches silence about the '
-    'others. Lower budget.lambda_tok or advantage.options.nats, or train the answering agent '
+    f'others. Lower {lower}, or train the answering agent '
     f'longer first: sft.steps={config.sft.steps}, sft.epochs={config.sft.epochs}.'
   )
 

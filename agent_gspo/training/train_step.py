@@ -149,6 +149,9 @@ def observe(
     rollout: All episodes, with the scores that training sees.
     updates: Metrics of each optimizer step of each model, by name.
   """
+  gaps = [u['policy/logprob_gap_mean'] for of in updates.values() for u in of]
+  if config.objective.teacher:  # to whose log-probs they are
+    gaps = []
   budget = budgets.update(
     config.budget,
     state.budget,
@@ -162,8 +165,6 @@ def observe(
     selection,
     rollout.drawn[rollout.episode_question],
     rollout.task_scores,
-    divergence=float(
-      np.mean([u['policy/logprob_gap_mean'] for of in updates.values() for u in of] or [0.0])
-    ),
+    divergence=float(np.mean(gaps or [0.0])),
   )
   return budget, selection

@@ -28,7 +28,7 @@ from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
-from agent_gspo.training.train_step import train_step
+from agent_gspo.training.train_step import observe, train_step
 
 ALONE = {
   'team__agents': ('solver',),
@@ -101,7 +101,22 @@ def test_the_student_approaches_its_teacher():
     result = train_step(setup, learner, state, Progress())
     state = result.state
     gaps.append(-result.metrics['policy/objective'])
+    assert not any('sampler_trainer_diff' in key for key in result.metrics)
   assert np.mean(gaps[-4:]) < 0.8 * np.mean(gaps[:4]), gaps
+
+
+@pytest.mark.parametrize(('name', 'rho'), [('', 0.875), ('team.json', 0.96)])
+def test_the_distance_to_a_teacher_ages_no_evidence(name, rho):
+  setup, params = student()
+  state = setup_lib.init_state(setup, params)
+  objective = dataclasses.replace(setup.config.objective, teacher=name)
+  config = dataclasses.replace(setup.config, objective=objective)
+  answers, _, drawn = collect(setup, state, Progress())
+  moved = {'': [{'policy/logprob_gap_mean': 5.0}]}
+  _, found = observe(config, state, drawn, answers, moved)
+  evidence = (found.posterior.a + found.posterior.b)[answers.drawn[0]]
+  episodes = int((answers.episode_question == 0).sum())
+  assert evidence == pytest.approx(rho * 2 + episodes)
 
 
 @pytest.mark.parametrize('size', [1, 4])

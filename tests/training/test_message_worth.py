@@ -323,6 +323,17 @@ def test_plain_notes_cost_the_same_whatever_was_said_in_their_place():
   np.testing.assert_allclose(found[0].plain_costs[first], found[1].plain_costs[first])
 
 
+def test_the_warning_names_options_that_there_are():
+  found = {'worth/relevant_plain_pays': 0.2, 'budget/lambda_tok': 0.02}
+  inside = {'advantage__costs': 'inside', 'algorithm': 'worth'}
+  for name, lower in (
+    ('worth', 'lambda_tok or advantage.options.nats, or'),
+    ('replay', 'lambda_tok, or'),
+  ):
+    config = config_lib.resolve(micro_run.changed(**inside, advantage__name=name))
+    assert f'Lower budget.{lower} train' in price_warning(config, found)
+
+
 @pytest.mark.parametrize('cost', ['money', 'tokens'])
 def test_silence_costs_what_a_silent_message_costs(cost):
   """Under 'money' it pays for its prompt, which is no part of what a note must gain."""
