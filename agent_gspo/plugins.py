@@ -31,6 +31,7 @@ _POSITIVE = (
   'bound', 'buffer', 'eps', 'limit', 'loss_floor', 'max_length', 'nats', 'samples', 'target',
   'tau_negative', 'tau_positive', 'temperature'
 )  # fmt: skip
+_SHARES = 'decay', 'lam', 'mix'  # at most 1
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -223,6 +224,8 @@ def check_options(
       raise ValueError(
         f'{field}={value} must be {"above 0" if option in _POSITIVE else "0 or more"}.'
       )
+    elif not is_plugin(name) and option in _SHARES and value > 1:
+      raise ValueError(f'{field}={value} must be at most 1.')
   if missing := [k for k, default in known.items() if default is None and k not in given]:
     raise ValueError(f'{name!r} needs the option {missing[0]!r}; set it in {where}.')
 

@@ -179,8 +179,9 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   _check_algorithm(config, team)
   _check_terms(config, team)
   _check_sides(config, team)
-  note = check_bound(config.reward, config.budget, team)
   task = make_task(config.task.name, **config.task.options)
+  # An environment pays on a scale of its own.
+  note = '' if task.converse else check_bound(config.reward, config.budget, team)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
   team_size.check(task, team, splits)
   sharing = make_sharing(
@@ -196,6 +197,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     worth.check(config, task, team, sharing)
     hints.check(config, task, team, sharing)
     _check_branches(config, task)
+    _check_own_rewards(config, task)
     episode_scores.check(config, task, team)
     available = len(asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
@@ -232,6 +234,12 @@ def check_micro_batch(config: Config, row_shards: int) -> None:
 def _check_algorithm(config: Config, team: Team) -> None:
   name, reward = config.advantage.name, config.reward
   estimators.check(name, config.advantage.options)
+  planner = estimators.settings(config.advantage).get('planner', 0) if name == 'hiper' else 0
+  if planner not in range(team.num_agents):
+    raise ValueError(
+      f'advantage.options.planner={planner} must be the number of an agent, 0 to '
+      f'{team.num_agents - 1}.'
+    )
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
   if config.objective.teacher:  # whose loss reads no advantages
     if config.selection.resample:
@@ -357,6 +365,17 @@ def _check_branches(config: Config, task: Task) -> None:
     raise ValueError(
       f'advantage.name={name!r} with {where}: it also reads {", ".join(sorted(over))}, which '
       "candidates for one turn share. Set advantage.name='group_std', 'per_component' or 'mars2'."
+    )
+
+
+def _check_own_rewards(config: Config, task: Task) -> None:
+  """Raises for an estimator that reads rewards of single messages where there are none."""
+  name, paid = config.advantage.name, config.reward.score == 'collective_vote'
+  if 'reward' in estimators.fields_of(name) and not task.converse and not paid:
+    raise ValueError(
+      f'advantage.name={name!r} reads `reward`, what an environment gave for each message, but '
+      f'task {task.name!r} is no environment. Read `own_rewards`, which has the task score in the '
+      "author's last message, minus costs."
     )
 
 

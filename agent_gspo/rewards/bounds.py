@@ -43,7 +43,8 @@ def check_bound(options: RewardOptions, budget: BudgetOptions, team: Team) -> st
 
   Compares the rewards, at the highest prices of the run, of the most expensive right episode and of
   a wrong and silent one of the same question. Excludes the loss term of the length reward 'optima',
-  unknown before the run, and the price of a cost in money, which depends on prompt lengths.
+  unknown before the run, and the price of a cost in money, which depends on prompt lengths. Not
+  for environments, where a right episode may earn more or less than 1.
 
   Args:
     options: Reward options.

@@ -150,6 +150,26 @@ def test_a_team_too_small_for_a_world_is_refused(name, values, message):
       {'advantage__options': {'std_floor': [1]}},
       r'advantage.options.std_floor=\[1\] must be a fin',
     ),
+    (
+      {'advantage__name': 'rae', 'advantage__options': {'decay': 1.5}},
+      r'advantage.options.decay=1.5 must be at most 1',
+    ),
+    (
+      {'advantage__name': 'hiper', 'advantage__options': {'lam': 2}},
+      r'advantage.options.lam=2 must be at most 1',
+    ),
+    (
+      {'advantage__name': 'mars2', 'advantage__options': {'mix': 1.001}},
+      r'advantage.options.mix=1.001 must be at most 1',
+    ),
+    (
+      {'advantage__name': 'hiper', 'advantage__options': {'planner': 3}},
+      r'advantage.options.planner=3 must be the number of an agent, 0 to 2',
+    ),
+    (
+      {'advantage__name': 'hiper', 'advantage__options': {'planner': 0.5}},
+      r'advantage.options.planner=0.5 must be the number of an agent, 0 to 2',
+    ),
     ({'advantage__options': {'whiten': 1}}, r'advantage.options.whiten=1: its default is False'),
     (
       {'objective__clip_low': 0.1, 'objective__options': {'clip_low': 0.5}},
@@ -317,6 +337,40 @@ def test_bad_configs_are_refused_by_name(values, message, no_model, tmp_path):
   with pytest.raises(ValueError, match=message):
     loop.train(changed(**values), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+def by_reward(reward, groups, *, lam=2.0):
+  return reward + groups
+
+
+def test_an_estimator_of_ones_own_that_reads_rewards_needs_an_environment():
+  values = {'advantage__name': f'{__name__}:by_reward', 'advantage__options': {'lam': 3.0}}
+  with pytest.raises(
+    ValueError, match=r"reads `reward`, .* 'relay' is no env.* Read `own_rewards`"
+  ):
+    config_lib.check(changed(**values))
+  config_lib.check(changed(**values), training=False)
+  config_lib.check(_pool(**values))
+  votes = {'reward__score': 'collective_vote', 'team__decision': 'majority'}
+  config_lib.check(changed(**values, **votes, team__topology='debate'))  # rewards each answer
+  values['advantage__name'] = 'hiper'
+  config_lib.check(changed(**values | {'advantage__options': {'lam': 1, 'planner': 2}}))
+
+
+def _pool(**values):
+  config = importlib.import_module('configs.common_pool').get_config().to_dict()
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  return config
+
+
+def test_an_environment_pays_on_a_scale_of_its_own():
+  """There 1 is not what a right answer earns, so that no price is too high."""
+  priced = {'reward__gate': 'always', 'budget__lambda_tok': 0.02}
+  assert config_lib.check(_pool(**priced)).note == ''
+  with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
+    config_lib.check(changed(reward__gate='always', budget__lambda_tok=0.2))
 
 
 def _numbers(section, prefix=''):
