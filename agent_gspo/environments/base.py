@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.topology import Topology
 from agent_gspo.types import Message, Question
-from agent_gspo.values import is_number, shown
+from agent_gspo.values import is_number, is_text, shown
 
 
 def takes_turns(topology: Topology, agents: Sequence[int]) -> bool:
@@ -115,7 +115,7 @@ class Environment(Task):
     for round_ in range(topology.rounds):
       acted = self.hears_silence
       for layer in topology.turns(round_):
-        seen = {agent: self.observe(talk.state, agent) for agent in layer}
+        seen = {agent: self._observed(talk.state, agent) for agent in layer}
         agents = [agent for agent, text in seen.items() if text is not None]
         if not agents:
           continue
@@ -137,6 +137,13 @@ class Environment(Task):
       if not acted:
         break
     return self.outcome(talk.state)
+
+  def _observed(self, state: Any, agent: int) -> str | None:
+    """Returns the checked result of `observe`."""
+    found = self.observe(state, agent)
+    if found is not None and not is_text(found):
+      raise TypeError(f'observe returned {shown(found)}; must return a text or None')
+    return found
 
   def _try(self, talk, written: Sequence[Message]) -> _Step:
     """Returns what follows if the messages of a layer are taken."""

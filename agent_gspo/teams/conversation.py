@@ -32,7 +32,7 @@ from agent_gspo.teams.policies import Reply, Turn
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question
-from agent_gspo.values import is_number, shown
+from agent_gspo.values import is_number, is_text, shown
 
 ENVIRONMENT = 'environment'
 """Sender of what an episode tells an agent, see `Conversation.tell`."""
@@ -132,7 +132,16 @@ class Conversation:
     return written[0] if written else None
 
   def tell(self, agent: int, text: str) -> None:
-    """Adds a text of the environment to an agent's next prompt, framed as a teammate's message."""
+    """Adds a text of the environment to an agent's next prompt, framed as a teammate's message.
+
+    Raises:
+      TypeError: There is no such agent, or the text is none.
+    """
+    if agent not in range(self.team.num_agents) or not is_text(text):
+      raise TypeError(
+        f'talk.tell({shown(agent)}, {shown(text)}): must be an agent, '
+        f'0..{self.team.num_agents - 1}, and a text.'
+      )
     if text:
       self._told[agent].append((len(self.written), text))
 

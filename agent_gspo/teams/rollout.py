@@ -152,6 +152,8 @@ class _Running:
   def _step(self, replies: list[Reply] | None) -> None:
     try:
       self.turns = self._episode.send(replies)
+      if not isinstance(self.turns, list) or not all(isinstance(t, Turn) for t in self.turns):
+        raise TypeError(f'yielded {shown(self.turns)}; write: yield from talk.turn(...)')
     except StopIteration as end:
       self.turns, self.answer = [], end.value
       if not is_text(end.value):

@@ -218,6 +218,15 @@ def test_a_faulty_environment_is_named(found, message):
     play(lambda turn: 'up', Faulty())
 
 
+@pytest.mark.parametrize('found', [0, ('up',), False])
+def test_an_observation_that_is_no_text_is_named(found):
+  faulty = type('Faulty', (Climb,), {'observe': lambda self, state, agent: found})()
+  with pytest.raises(
+    ValueError, match=r"'climb', converse: TypeError: observe returned .*a text or"
+  ):
+    play(lambda turn: 'up', faulty)
+
+
 class Echo(Climb):
   """Shows what was written last."""
 

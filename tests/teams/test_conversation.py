@@ -117,6 +117,23 @@ def _rewards(agent, value):
   return episode
 
 
+def _tells(agent, text):
+  def episode(talk):
+    yield from talk.turn(0, 0)
+    talk.tell(agent, text)
+    return ''
+
+  return episode
+
+
+def _yields(found):
+  def episode(talk):
+    yield found(talk)
+    return ''
+
+  return episode
+
+
 def _no_answer(talk):
   yield from talk.turn(0, 0)
 
@@ -134,6 +151,18 @@ def _faulty(talk):
     (_at_once, r'lets agents \(0, 0\) write at once; each must be named once'),
     (_rewards(0, float('nan')), r'TypeError: talk.reward\(0, nan\): must be an agent, 0\.\.1, and'),
     (_rewards(2, 1.0), r'talk.reward\(2, 1.0\): must be'),
+    (
+      _tells('player1', 'higher'),
+      r"talk.tell\('player1', 'higher'\): must be an agent, 0\.\.1, and",
+    ),
+    (_tells(2, 'higher'), r"TypeError: talk.tell\(2, 'higher'\): must be"),
+    (_tells(0, None), r'talk.tell\(0, None\): must be .* and a text'),
+    (_yields(lambda talk: talk.turn(0, 0)), r'yielded <generator .*; write: yield from talk\.turn'),
+    (
+      _yields(lambda talk: None),
+      r'converse: TypeError: yielded None; write: yield from talk\.turn',
+    ),
+    (_yields(lambda talk: [0]), r'yielded \[0\]; write: yield from'),
     (_no_answer, 'converse: TypeError: returned None; must return a text'),
     (_faulty, "converse: AttributeError: .* has no attribute 'nothing'"),
   ],
