@@ -83,12 +83,12 @@ def _found(name: str) -> str:
   """
   path = pathlib.Path(name)
   if path.suffix == '.py' or path.is_file():
-    for file in (exported.TEAM, records.CONFIG):
-      if (path / file).is_file():
-        raise ValueError(f'is a folder; take {path / file}.')
     return name
   known = {f.stem: f for folder in reversed(_FOLDERS) for f in sorted(folder.glob('[!_]*.py'))}
   if name not in known:
+    for file in (exported.TEAM, records.CONFIG):
+      if (path / file).is_file():
+        raise ValueError(f'is a folder; take {path / file}.')
     meant = did_you_mean(name, known, str)
     raise ValueError(f'no such file or name; there are {", ".join(sorted(known))}.{meant}')
   folder = str(known[name].resolve().parents[1])
@@ -184,14 +184,14 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
   """Describes a failed parse; names the flag if its field is not in the config."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
+  text = str(error.args[0] if isinstance(error, KeyError) else error)
+  found = re.search(r"""['"](\w+)['"]""", text)
+  for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
     if re.search(r'[^\w.[\]]', flag.removeprefix('--config.')):
       return (
         f'{flag}: a name on the command line must have letters, digits and _ alone. Set this '
         'field in the file of the config.'
       )
-  text = str(error.args[0] if isinstance(error, KeyError) else error)
-  found = re.search(r"""['"](\w+)['"]""", text)
-  for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
     if found and found[1] in flag.split('.'):
       return _unknown(flag, found[1])
   return f'--config: {type(error).__name__}: {text}'
