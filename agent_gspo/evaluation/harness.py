@@ -124,8 +124,8 @@ class Harness:
     question that was changed since (`asked`, a digest of its texts, differs) counts as missing.
 
     Returns:
-      The figures over all answered questions, and a record of each episode. `failed` maps
-      questions without a record to the reason.
+      The figures over all answered questions, and a record of each of their episodes. `failed`
+      maps the other questions to the reason.
 
     Raises:
       EndpointError: No question was answered, or see `evaluate.sample_batches`.
@@ -168,7 +168,7 @@ class Harness:
         self.answers.add(found)
         answered += len(missing.intersection(q.id for q in part))
       self.note(f'{label}: {answered + len(failed)} of {len(asked)} questions')
-    records = [record for q in asked for record in held(q)]
+    records = [record for q in asked if q.id not in failed for record in held(q)]
     if failed and not records:
       raise EndpointError(
         f'none of {len(asked)} questions was answered: {next(iter(failed.values()))}'

@@ -16,7 +16,7 @@ from agent_gspo.evaluation.variants import itself
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import counts
-from agent_gspo.teams.policies import ModelPolicy
+from agent_gspo.teams.policies import EndpointError, ModelPolicy
 from agent_gspo.teams.rollout import rollout
 
 HEAD = {'step': 0, 'split': 'test', 'label': 'x'}
@@ -380,6 +380,24 @@ def test_more_samples_go_on_too():
   assert found == make(guess(tokenizer), samples=3).run('x', itself(run.team))[0]
   again = make(guess(tokenizer), answers, samples=2).run('x', itself(run.team))[0]
   assert again == make(guess(tokenizer), samples=2).run('x', itself(run.team))[0]
+
+
+def test_a_question_that_fails_in_a_later_sample_is_not_answered():
+  tokenizer = st.numbers_tokenizer(40)
+  answers = harness.Answers()
+  make(recite(tokenizer), answers).run('x', itself(st.team('star')))
+
+  def fails(turn):
+    if turn.question.id == 'q3':
+      raise EndpointError('none')
+    return recite(tokenizer)._ids(turn)
+
+  run = make(st.IdsPolicy(fails), answers, alone=1, samples=2)
+  figures, records = run.run('x', itself(run.team))
+  assert list(figures['failed']) == ['q3']
+  assert (figures['questions'], figures['samples_per_question']) == (8, 2)
+  assert figures['task/accuracy'] == sum(r['task_score'] for r in records) / len(records) == 1.0
+  assert figures['task/accuracy_over_all'] == 8 / 9
 
 
 def test_questions_evenly_from_the_whole_split():
