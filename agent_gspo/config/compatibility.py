@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.config import Config
+from agent_gspo.tasks.data import sources
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.values import flatten
 
 # Fields that may differ between the run that saved and the one that resumes: they change neither
 # parameters nor later samples (mesh, sampler and the parts of a rollout: up to rounding).
 _FREE = ('steps', 'mesh', 'sampler', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
+_OF_MACHINE = tuple(f'task.options.{option}' for option in sources.OF_MACHINE)
 # Fields that may change mid-run on request: those tuned when a run becomes unstable, the shape of
 # micro-batches, which changes results by rounding alone, and the server that samples. Others would
 # change samples, rewards, the shape of the state, or (schedule, warm-up) the steps already taken.
@@ -122,11 +124,11 @@ def check_team(saved: Mapping[str, Any], step: int, config: Config) -> None:
 def _differences(
   saved: Mapping[str, Any], config: Config, matters: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
-  """Returns the fields that differ: value in the checkpoint, and value now."""
+  """Returns the fields that differ, not by machine: value in the checkpoint, and value now."""
   theirs, ours = flatten(saved), flatten(as_json(config))
   return {
     field: (theirs.get(field), ours.get(field))
-    for field in sorted(theirs.keys() | ours.keys())
+    for field in sorted((theirs.keys() | ours.keys()) - {*_OF_MACHINE})
     if theirs.get(field) != ours.get(field) and matters(field)
   }
 

@@ -14,8 +14,8 @@ import scripted_teams as st
 from micro_run import changed
 
 from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.config import Config, compatibility, saved
 from agent_gspo.config import check as config_lib
-from agent_gspo.config import compatibility, saved
 from agent_gspo.models import load, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
@@ -689,6 +689,16 @@ def test_a_vocabulary_from_scratch_is_that_of_the_checkpoint(changes):
   field = next(iter(changes)).replace('__', '.')
   with pytest.raises(ValueError, match=rf'made with another config \({field}: '):
     compatibility.check_model(saved_as, 1, resolve(**changes))
+
+
+def test_where_files_lie_is_of_a_machine_and_not_of_a_run():
+  of = lambda **options: Config.from_dict(changed(task__name='gsm8k', task__options=options))
+  saved_as = compatibility.as_json(of(data_dir='/a', grader='strict'))
+  moved = of(data_dir='/b', cache_dir='/c', base_url='http://d', grader='strict')
+  assert compatibility.changes(saved_as, 1, moved, ()) == []
+  compatibility.check_model(saved_as, 1, moved)
+  with pytest.raises(ValueError, match=r"config \(task.options.grader: 'strict' in the checkpoint"):
+    compatibility.changes(saved_as, 1, of(data_dir='/a', grader='legacy'), ())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
 _OWN = ('grader', 'question', 'answer')  # options of own questions that travel
-_HERE = ('data_dir', 'cache_dir')  # task options about this machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +143,7 @@ def write_team(
   weights, and the folder of each adapter (none if the weights are whole) are relative to `folder`.
   """
   from agent_gspo.models.io.fields import write_object
+  from agent_gspo.tasks.data import sources
 
   saved = parts.config.to_dict()
   saved['model'] |= {'source': source} | ({} if adapters else {'lora_rank': 0})
@@ -154,7 +154,7 @@ def write_team(
       role['model'] = f'hf:{member_folder(parts.team.trained[role["model"]])}'
   saved['team'] |= {'roles': roles}
   options = parts.config.task.options
-  saved['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
+  saved['task']['options'] = {k: v for k, v in options.items() if k not in sources.OF_MACHINE}
   saved['logging']['wandb_project'] = ''
   write_object(folder / TEAM, {**saved, 'exported': {'step': step, 'adapters': list(adapters)}})
   split = parts.config.evaluation.split

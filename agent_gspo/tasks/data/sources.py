@@ -15,6 +15,8 @@ from agent_gspo import cache
 
 DATA_DIR_VARIABLE = 'AGENT_GSPO_DATA_DIR'
 BASE_URL = 'https://raw.githubusercontent.com'
+# Options of tasks that say where files lie on a machine; the files' hashes are checked.
+OF_MACHINE = ('data_dir', 'cache_dir', 'base_url')
 _TIMEOUT_SECONDS = 60
 
 
