@@ -45,7 +45,7 @@ def license_of(source: str) -> str:
 
 def last_evaluation(workdir: str, step: int) -> dict[str, Any]:
   """Returns a run's last evaluation of its team at a step, empty without one."""
-  labels = ('trained', records.DURING)
+  labels = ('trained', records.DURING, records.UNTRAINED)
   every = records.evaluations(workdir)
   found = [e for e in every if e.get('step') == step and e.get('label') in labels]
   return found[-1] if found else {}
@@ -87,9 +87,10 @@ def card(
       if accuracy is not None
     ],
   )
+  source = _short(config.model.source)
   told = (
     f'A team of {len(parts.team.names)} agents ({", ".join(parts.team.names)}; topology '
-    f'`{config.team.topology}`), trained for {step} steps from `{config.model.source}` on the task '
+    f'`{config.team.topology}`), trained for {step} steps from `{source}` on the task '
     f'`{name}` at a price of {config.budget.lambda_tok:g} a token (`{config.budget.mode}`).'
   )
   head = f'| {figures.get("split")}, {figures.get("questions")} questions | [95 % interval] |'
@@ -98,7 +99,9 @@ def card(
     for row, key, scale in _FIGURES
     if figures.get(key) is not None
   ]
-  table = '\n'.join([head, '| --- | ---: |', *rows]) if rows else 'This step was not evaluated.'
+  table = (
+    '\n'.join([head, '| --- | ---: |', *rows]) if rows else 'This step has no evaluation here.'
+  )
   lines = [f'---\n{data.to_yaml()}\n---', f'# {title}', told, table]
   if workdir:
     question = parts.task.questions(config.evaluation.split)[0]
@@ -110,6 +113,13 @@ def card(
     )
   lines.append(f'The weights alone, from this folder:\n\n```python\n{_code(base, adapters)}\n```')
   return '\n\n'.join(lines) + '\n'
+
+
+def _short(source: str) -> str:
+  """Returns a `Model.source`, of a path on this machine only the last part."""
+  kind, _, rest = source.partition(':')
+  path = pathlib.Path(rest).expanduser()
+  return f'{kind}:{path.name}' if kind == 'gguf' or (kind == 'hf' and path.is_dir()) else source
 
 
 def _code(base: str, adapters: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -256,6 +257,32 @@ def test_the_code_of_a_card_loads_the_policy_of_each_agent(tmp_path, monkeypatch
     np.testing.assert_array_equal(logits(loaded['model']), found[name])
   if len(agents) == 2:
     assert np.abs(found['informant1'] - found['solver']).max() > 0.1
+
+
+def test_a_card_names_no_folder_of_its_machine(tmp_path):
+  parts = config_lib.check(micro_run.changed(), training=False)
+  place = tmp_path / 'team'
+  place.mkdir()
+  fields = dict(license='mit', figures={}, adapters=[], base='.', workdir='.')
+  for source, shown in (
+    (f'hf:{place}', 'hf:team'),
+    (f'gguf:{place}/q.gguf', 'gguf:q.gguf'),
+    ('hf:owner/team', 'hf:owner/team'),
+  ):
+    model = dataclasses.replace(parts.config.model, source=source)
+    config = dataclasses.replace(parts.config, model=model)
+    text = model_card.card(dataclasses.replace(parts, config=config), 't', 3, **fields)
+    assert f'3 steps from `{shown}` on the task' in text
+    assert str(tmp_path) not in text
+    assert 'This step has no evaluation here.' in text  # nor in an export of an export
+
+
+@pytest.mark.parametrize('label', ['untrained', 'during', 'trained'])
+def test_the_figures_of_a_card_are_of_its_step(tmp_path, label):
+  lines = [{'step': 0, 'label': label, 'task/accuracy': 0.5}, {'step': 0, 'label': 'debate'}]
+  (tmp_path / 'eval.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+  assert model_card.last_evaluation(str(tmp_path), 0) == lines[0]
+  assert model_card.last_evaluation(str(tmp_path), 1) == {}
 
 
 def test_the_license_of_the_base(tmp_path, monkeypatch):
