@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 
 import micro_run
@@ -15,6 +16,7 @@ import talkative_run
 
 from agent_gspo.apps.commands import compare, evaluation_folder
 from agent_gspo.apps.reporting import tables
+from agent_gspo.tasks.options import SPLITS
 from agent_gspo.workdir import json_lines
 
 ARGUMENTS = (
@@ -118,6 +120,38 @@ def test_a_team_that_cannot_be_probed_is_refused_before_it_is_asked(tmp_path):
 
 
 # The folder
+
+
+_TASK = """
+import json, sys, types
+import micro_run
+from agent_gspo.apps.commands import evaluate
+from agent_gspo.config import check
+for place in sys.argv[1:]:
+  options = {'file': place + '/own.jsonl'}
+  config = micro_run.changed(task__name='questions', task__options=options)
+  parts = check.check(config, training=False)
+  about = dict(config=parts.config, team=parts.team, sharing=parts.sharing, source='x')
+  found = evaluate._fingerprint(types.SimpleNamespace(**about), 'weights', 0)
+  print(json.dumps(found['task']))
+"""
+
+
+def test_an_evaluation_goes_on_where_its_questions_lie_elsewhere(tmp_path):
+  """Their content is compared instead."""
+  rows = [{'question': f'How many of {split} ?', 'answer': '3', 'split': split} for split in SPLITS]
+  for place in ('a', 'b'):
+    (tmp_path / place).mkdir()
+    (tmp_path / place / 'own.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  done = subprocess.run(
+    [sys.executable, '-c', _TASK, tmp_path / 'a', tmp_path / 'b'],
+    env={**micro_run.environment(), 'PYTHONPATH': f'{micro_run.CONFIG.parent}:{micro_run.ROOT}'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  first, second = map(json.loads, done.stdout.splitlines())
+  assert first == second == {'name': 'questions', 'options': {}}
 
 
 FINGERPRINT = {'temperature': 0.5, 'team': {'edges': [[0, 1]], 'rounds': 1}, 'seed': 0}
@@ -269,6 +303,16 @@ def test_compare_two_systems(monkeypatch, capsys):
   assert all(text in printed for text in ('accuracy, %', 'Ptok', 'untrained', '4 questions'))
 
 
+def test_compare_takes_a_label_with_a_colon(monkeypatch, tmp_path, capsys):
+  other = tmp_path / 'other'
+  shutil.copytree(evaluated()[0], other)
+  changed = result()
+  changed['evaluations'][0]['label'] = 'step 3, solver of hf:a/b'
+  (other / 'result.json').write_text(resealed(changed))
+  compare_command(monkeypatch, f'{other}:step 3, solver of hf:a/b', f'{other}:debate')
+  assert 'solver of hf:a/b' in capsys.readouterr().out
+
+
 def test_compare_leaves_out_what_failed_in_one(monkeypatch, tmp_path, capsys):
   folder, _ = evaluated()
   other = tmp_path / 'other'
@@ -337,13 +381,13 @@ def test_damaged_folders_of_evaluations_are_refused(tmp_path):
     with pytest.raises(ValueError, match=rf"holds no whole answer to question '{question}'"):
       evaluation_folder.read(folder)
   (folder / 'results.jsonl').write_text(whole)
-  for text, message in (
-    ('[]', r'result\.json: must hold a JSON object'),
-    ('{"evaluations": ', r'result\.json: not valid JSON'),
-    ('{"evaluations": [], "question_ids": []}', r'result\.json is damaged: its checksum is wrong'),
+  for text in (
+    '[]',
+    '{"evaluations": ',
+    '{"evaluations": [], "question_ids": []}',
   ):
     (folder / 'result.json').write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r'result\.json is damaged\. Evaluate again with another'):
       evaluation_folder.read(folder)
 
 

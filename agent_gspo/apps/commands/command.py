@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -83,6 +84,15 @@ class _FolderParser(flags.ArgumentParser):
 def define_folder(name: str, default: str | None, help: str) -> flags.FlagHolder:
   """Defines a flag that names a folder, see `disk.folder`, in the module that calls."""
   return flags.DEFINE(_FolderParser(), name, default, help)
+
+
+def define_amount(name: str, help: str) -> flags.FlagHolder:
+  """Defines a flag of a finite number, 0 or more, in the module that calls."""
+  holder = flags.DEFINE_float(name, None, help)
+  flags.register_validator(
+    holder, lambda x: x is None or 0 <= x < math.inf, 'must be a finite number, 0 or more.'
+  )
+  return holder
 
 
 def define_checkpoint() -> CheckpointFlags:

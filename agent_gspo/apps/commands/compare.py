@@ -10,6 +10,8 @@ it was distilled into, if the gold answers are the same. The interval is a boots
 
 from __future__ import annotations
 
+import os
+
 from agent_gspo.apps.commands import command, evaluation_folder
 from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import results
@@ -40,8 +42,8 @@ def cli() -> None:
 
 
 def _read(system: str):
-  path = disk.folder(system, 'DIR')
-  if path.is_dir():
-    return evaluation_folder.read(path)
-  folder, _, label = str(path).rpartition(':')
-  return evaluation_folder.read(folder or path, label if folder else '')
+  text = str(disk.folder(system, 'DIR'))
+  colons = [i for i, character in enumerate(text) if character == ':']
+  ends = [i for i in (len(text), *colons) if os.path.isdir(text[:i])]
+  end = (*ends, *colons, len(text))[0]  # labels may hold colons, too
+  return evaluation_folder.read(text[:end], text[end + 1 :])

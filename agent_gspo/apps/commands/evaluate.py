@@ -45,12 +45,8 @@ _ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible
 _ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
-_WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
-_READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
-for _price in (_WRITTEN, _READ):
-  flags.register_validator(
-    _price, lambda x: x is None or 0 <= x < math.inf, 'must be a finite number, 0 or more.'
-  )
+_WRITTEN = command.define_amount('price_written', 'Money a million tokens written.')
+_READ = command.define_amount('price_read', 'Money a million tokens read.')
 
 _SILENCE = 10.0  # seconds between lines of progress in a log
 
@@ -264,10 +260,11 @@ def _harness(setup, policy, step: int, alone: int):
 def _fingerprint(setup, speaker: str, step: int):
   """Returns the settings that answers depend on, without the number and batches of questions."""
   from agent_gspo.evaluation import harness, variants
+  from agent_gspo.tasks.data import sources
 
   config = setup.config
-  # Paths are left out: the content of the files is checked.
-  places = ('data_dir', 'cache_dir', 'base_url')
+  # Without paths: each answer has a digest of its question's content, `asked`.
+  places = (*sources.OF_MACHINE, 'file')
   options = {k: v for k, v in config.task.options.items() if k not in places}
   return {
     'model': setup.source,
