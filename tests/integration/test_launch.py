@@ -192,6 +192,10 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'fields of a command without configs': (['export', '--config.steps=4'], "flag 'config.steps'"),
     'price below 0': (['evaluate', MICRO, '--price_written=-5'], 'must be a finite number, 0 or'),
     'price that is none': (['evaluate', MICRO, '--price_read=nan'], '--price_read=nan: must be'),
+    'ask at no price': (['ask', MICRO, '--price=inf'], '--price=inf: must be a finite number'),
+    'ask at no budget': (['ask', MICRO, '--budget=nan'], '--budget=nan: must be a finite number'),
+    'ask at no temperature': (['ask', MICRO, '--temperature=-1'], '--temperature=-1.0: must be'),
+    'report to nobody': (['report', 'a', '--serve', '--out=b'], '--serve writes no file'),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }
 
@@ -363,6 +367,18 @@ def test_ask_a_keyboard_that_is_closed():
   )
   assert done.stderr == 'error: standard input is closed; give --question or --file.\n'
   assert done.returncode == 2
+
+
+def test_ask_leaves_stdout_to_json_objects():
+  done = subprocess.run(
+    micro_run.command('ask', MICRO, '--json'),
+    input='',
+    env=micro_run.environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert (done.returncode, done.stdout, done.stderr) == (0, '', 'question: \n')
 
 
 @pytest.mark.slow

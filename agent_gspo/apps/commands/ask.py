@@ -39,16 +39,12 @@ _QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
 _NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
 _FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
-_PRICE = flags.DEFINE_float(
-  'price', None, 'Of a token, for a team that is told it.', lower_bound=0.0
-)
-_BUDGET = flags.DEFINE_float(
-  'budget', None, 'Tokens of the episode, for a team that is told them.', lower_bound=0.0
-)
+_PRICE = command.define_amount('price', 'Of a token, for a team that is told it.')
+_BUDGET = command.define_amount('budget', 'Tokens of the episode, for a team that is told them.')
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 0, 'Most that all agents together may write; 0: as the team is.', lower_bound=0
 )
-_TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
+_TEMPERATURE = command.define_amount('temperature', 'Of sampling; 0 is greedy.')
 
 
 def main() -> None:
@@ -146,15 +142,23 @@ def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
   team = asked.team
   for number in itertools.count():
     try:
-      text = input('question: ')
+      text = _line('question: ')
       notes = [''] * team.num_agents
       for agent in asking.note_holders(team) if text.strip() else ():
-        notes[agent] = input(f'note of {team.names[agent]}: ')
+        notes[agent] = _line(f'note of {team.names[agent]}: ')
     except EOFError:
-      print()
+      print(file=sys.stderr if _JSON.value else None)
       return
     if text.strip():
       yield asking.asked(team, number, text, notes, terms)
+
+
+def _line(prompt: str) -> str:
+  """Reads a line from the keyboard; under --json stdout has nothing but objects."""
+  if not _JSON.value:
+    return input(prompt)
+  print(prompt, end='', file=sys.stderr, flush=True)
+  return input()
 
 
 def cli() -> None:

@@ -32,6 +32,8 @@ def cli() -> None:
   try:
     folders = [disk.folder(folder, 'DIR') for folder in options.folders]
     if options.serve is not None:
+      if options.out:
+        raise ValueError('--serve writes no file: leave out --out, or --serve.')
       server = html_report.serve(folders, options.serve)
       print(f'http://localhost:{server.server_port} shows the report; Ctrl-C ends it', flush=True)
       server.serve_forever()
