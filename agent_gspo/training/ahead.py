@@ -32,7 +32,7 @@ from agent_gspo.training import engine
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
-from agent_gspo.training.state import TrainState
+from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import RolloutBatch
 
 
@@ -114,6 +114,7 @@ class Ahead:
     self._drawn: int | None = None  # questions drawn so far; the thread's own
     self._sampled = self._reported = 0.0  # seconds that the thread rolled out; of them in metrics
     self._frozen: Any = None  # frozen parameters on the actors
+    self._pool: list[tuple[Flat, Flat]] = []  # opponents, each with its copy
     self._newest: TrainState | None = None  # newest weights, under the free schedule
     self._published = -1  # version that a server has, under the free schedule
     for values in encoding.decode(saved) if saved else ():
@@ -169,7 +170,8 @@ class Ahead:
     weights = dataclasses.replace(state, opt_state=None, reference=None)
     if config.mesh.actors or hosts.count() > 1:  # of all processes: not in the thread
       self._frozen = self._frozen or self._setup.own_copy(state.frozen)
-      trainable, pool = self._setup.own_copy((state.trainable, state.pool))
+      trainable = self._setup.own_copy(state.trainable)
+      pool = None if state.pool is None else self._copied_pool(state.pool)
       selection = jax.tree.map(jnp.asarray, jax.device_get(state.selection))
       weights = dataclasses.replace(
         weights, trainable=trainable, frozen=self._frozen, pool=pool, selection=selection
@@ -178,6 +180,15 @@ class Ahead:
       trainable = jax.tree.map(jnp.array, weights.trainable)
       weights = dataclasses.replace(weights, trainable=trainable)
     return weights
+
+  def _copied_pool(self, pool: Sequence[Flat]) -> tuple[Flat, ...]:
+    """Returns copies of the opponents for a rollout; those that stay keep theirs."""
+    before = self._pool or [({}, {})] * len(pool)
+    self._pool = [
+      (member, copy if _same(member, old) else self._setup.own_copy(member))
+      for member, (old, copy) in zip(pool, before, strict=True)
+    ]
+    return tuple(copy for _, copy in self._pool)
 
   def _collect(self, state: TrainState, begun: _Begun) -> Collected:
     """Rolls out a step; runs in the thread, in the order of the steps."""
@@ -276,6 +287,11 @@ def _place(turn: Turn) -> Hashable:
   """Returns the key of a turn in its rollout: plain data, which differs with the prompt."""
   prompt = zlib.crc32(turn.prompt_ids.tobytes())
   return turn.question.id, turn.sample, turn.agent, turn.round, turn.branch, turn.offset, prompt
+
+
+def _same(one: Flat, other: Flat) -> bool:
+  """Returns whether parameters are the same arrays."""
+  return all(x is other.get(path) for path, x in one.items())
 
 
 def _merged(saved: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -244,6 +244,27 @@ def test_a_save_takes_the_devices_after_the_rollouts_are_written():
   assert saved == [b'rollouts']
 
 
+def test_actors_copy_opponents_that_stay_once(monkeypatch):
+  rollouts, copied = _Rollouts(monkeypatch, 1), []
+  rollouts.setup.config.mesh = MeshOptions(actors=1)
+
+  def own_copy(tree):
+    copied.append(tree)
+    return jax.tree.map(np.copy, tree)
+
+  rollouts.setup.own_copy = own_copy
+  first, second, third = (dict(_state(step).trainable) for step in (7, 8, 9))
+  found, pools = Ahead(rollouts.setup), []
+  for step, pool in enumerate([(first, second), (dict(first), third)]):  # placed anew: other dicts
+    pools.append(found._copied(_state(step).replace(pool=pool)).pool)
+  assert pools[1][0] is pools[0][0]
+  assert [float(_first(_state(0).replace(trainable=x))) for pool in pools for x in pool] == [
+    float(_first(_state(0).replace(trainable=x))) for x in (first, second, first, third)
+  ]
+  assert len(copied) == 1 + 2 + 3  # frozen parameters, those that learn, opponents
+  found.close()
+
+
 def test_an_error_of_a_later_rollout_is_raised_at_once(monkeypatch):
   rollouts = _Rollouts(monkeypatch, 2)
   rollouts.failing = 2
