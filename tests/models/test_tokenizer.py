@@ -367,10 +367,64 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   assert Tokenizer.from_folder(tmp_path).eos_ids == (3,)
 
 
-def test_a_token_that_the_config_alone_adds_is_refused(tmp_path):
-  added = {'3': {'content': 'a'}, '9': {'content': '<|call|>'}}
-  _folder(tmp_path, tokenizer_config={'eos_token': '<eos>', 'added_tokens_decoder': added})
-  with pytest.raises(ValueError, match=r"added_tokens_decoder has '<\|call\|>', which tokenizer"):
+def _config(folder, **fields):
+  file = folder / 'tokenizer_config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.fixture
+def adding(tmp_path):
+  """A folder whose config changes the flags of a token, marks another as added and adds one."""
+  tokenizer = _small('qwen2', ['ab', '<|end|>', '<|in|>'], [1, 3, 1], ['a b'])
+  tokenizer.save(tmp_path)
+  added = {
+    '259': {'content': '<|new|>', 'lstrip': True, 'normalized': False, 'special': False},
+    '258': {'content': '<|in|>', 'normalized': False, 'special': True},
+    '257': {'content': '<|end|>', 'rstrip': True, 'normalized': False, 'special': True},
+  }
+  _config(tmp_path, added_tokens_decoder=added, extra_special_tokens=['<|in|>', '<|end|>'])
+  return tmp_path
+
+
+_ADDING = 'ab<|end|>\n <|in|> a \n<|new|>b'
+
+
+def test_added_tokens_of_the_config_are_added(adding):
+  tokenizer = Tokenizer.from_folder(adding)
+  ids = [256, 257, 258, 32, 97, 259, 98]
+  assert tokenizer.encode(_ADDING) == ids
+  plain = tokenizer.encode(_ADDING, special=False)
+  assert not {257, 258} & {*plain}
+  assert tokenizer.vocab_size == 260
+  tokenizer.save(adding / 'saved')
+  assert Tokenizer.from_folder(adding / 'saved').encode(_ADDING) == ids
+
+
+def test_added_tokens_of_the_config_are_those_of_transformers(adding):
+  theirs = pytest.importorskip('transformers').AutoTokenizer.from_pretrained(adding)
+  ours = Tokenizer.from_folder(adding).backend
+  assert theirs.encode(_ADDING) == ours.encode(_ADDING).ids
+  own = lambda backend: {i: repr(x) for i, x in backend.get_added_tokens_decoder().items()}
+  assert own(theirs.backend_tokenizer) == own(ours)
+
+
+@pytest.mark.parametrize(
+  ('file', 'fields', 'message'),
+  [
+    ('tokenizer_config', {'added_tokens_decoder': {'9': {'content': '<|call|>'}}}, 'as id 9, '),
+    ('tokenizer_config', {'added_tokens_decoder': {'x': {'content': '<|call|>'}}}, "'x'"),
+    ('tokenizer_config', {'added_tokens_decoder': {'5': {'content': 7}}}, 'content=7 must be'),
+    ('tokenizer_config', {'added_tokens_decoder': {'5': {'content': 'b', 'lstrip': 1}}}, 'lstrip'),
+    ('tokenizer_config', {'additional_special_tokens': ['<eos>', '<|call|>']}, 'lacks'),
+    ('tokenizer_config', {'extra_special_tokens': {'image_token': '<|call|>'}}, 'lacks'),
+    ('tokenizer_config', {'extra_special_tokens': '<|call|>'}, 'must be'),
+    ('special_tokens_map', {'additional_special_tokens': [{'content': '<|call|>'}]}, 'lacks'),
+    ('added_tokens', {'<eos>': 1, '<|call|>': 5}, 'lacks'),
+  ],
+)
+def test_added_tokens_without_their_id_are_refused(tmp_path, file, fields, message):
+  _folder(tmp_path, **{file: fields})
+  with pytest.raises(ValueError, match=rf'{file}\.json.*{message}'):
     Tokenizer.from_folder(tmp_path)
 
 

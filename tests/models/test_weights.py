@@ -173,6 +173,10 @@ def test_added_tokens_without_a_row_are_left_out(folder):
   assert back.tokenizer.fingerprint == model.tokenizer.fingerprint
   assert back.config == model.config
   config = json.loads((path / 'tokenizer_config.json').read_text()) | {'pad_token': '<image>'}
+  config['added_tokens_decoder'] = {
+    str(model.config.vocab_size + i): {'content': token, 'special': True}
+    for i, token in enumerate(('<image>', '<sound>'))
+  }
   (path / 'tokenizer_config.json').write_text(json.dumps(config))
   back = load.load_model(f'hf:{path}')
   assert back.tokenizer.fingerprint == model.tokenizer.fingerprint

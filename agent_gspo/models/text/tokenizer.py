@@ -89,8 +89,8 @@ class Tokenizer:
 
     Raises:
       FileNotFoundError: There is no tokenizer.json.
-      ValueError: No file names the token that ends a message, or tokenizer.json lacks a token that
-        tokenizer_config.json adds.
+      ValueError: No file names the token that ends a message, or tokenizer.json lacks tokens that
+        other files add, see `tokenizer_backends.add_listed`.
     """
     folder = pathlib.Path(path)
     file = folder / 'tokenizer.json'
@@ -101,8 +101,9 @@ class Tokenizer:
       )
     backend = tokenizer_backends.from_file(file)
     config = _fields(folder / 'tokenizer_config.json')
-    _check_added(config, backend)
-    sources = [config, _fields(folder / 'special_tokens_map.json')]
+    special = _fields(folder / 'special_tokens_map.json')
+    tokenizer_backends.add_listed(backend, config, special, _fields(folder / 'added_tokens.json'))
+    sources = [config, special]
     numbers = [_fields(folder / name) for name in ('generation_config.json', 'config.json')]
     ids = {name: [_numbered(x, f'{name}_id', backend) for x in numbers] for name in _SPECIAL}
     names = {}
@@ -416,18 +417,6 @@ def _special(fields: Fields, name: str) -> str | None:
   if isinstance(fields.values.get(name), Mapping):
     return _text(fields.section(name), 'content')
   return _text(fields, name)
-
-
-def _check_added(config: Fields, backend: tokenizers.Tokenizer) -> None:
-  """Raises ValueError if a token is added by the config alone: it would be read as plain text."""
-  added = config.values.get('added_tokens_decoder')
-  for entry in added.values() if isinstance(added, Mapping) else ():
-    token = entry.get('content') if isinstance(entry, Mapping) else None
-    if isinstance(token, str) and backend.token_to_id(token) is None:
-      raise ValueError(
-        f'{config.where}: added_tokens_decoder has {token!r}, which tokenizer.json lacks. Save a '
-        'fast one (`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
-      )
 
 
 def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> list[str]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from agent_gspo.models.io.fields import Fields, read_object
+from agent_gspo.models.io.fields import Fields, named, read_object
 from agent_gspo.models.text.word_marks import MARK
-from agent_gspo.values import is_number, shown
+from agent_gspo.values import is_number, is_text, shown
 
 _T = TypeVar('_T')
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # ggml token types (0 to 6)
 PIECE = '##'  # begins a token that continues a word
+_FLAGS = ('lstrip', 'normalized', 'rstrip', 'single_word', 'special')  # of added tokens
+_SAVE = (
+  'Save a fast one (`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
+)
 
 # Both split text into words before BPE; they differ in the number of digits per piece.
 _QWEN2 = (
@@ -59,6 +63,60 @@ def from_file(file: pathlib.Path) -> tokenizers.Tokenizer:
   found.no_truncation()
   found.no_padding()
   return found
+
+
+def add_listed(
+  backend: tokenizers.Tokenizer, config: Fields, special: Fields, added: Fields
+) -> None:
+  """Adds the tokens that tokenizer_config.json lists, or sets their flags, as transformers does.
+
+  Args:
+    backend: Tokenizer of tokenizer.json.
+    config, special, added: Of tokenizer_config.json, special_tokens_map.json, added_tokens.json.
+
+  Raises:
+    ValueError: An entry is invalid, its token has another id, or a token is named without an entry:
+      it would be read as plain text.
+  """
+  entries = config.section('added_tokens_decoder')
+  ids = named(
+    f'{config.where}: added_tokens_decoder', lambda: {int(name): name for name in entries.values}
+  )
+  tokens = {i: _added_token(entries.section(ids[i])) for i in sorted(ids)}
+  backend.add_tokens([*tokens.values()])
+  for i, token in tokens.items():
+    if (found := backend.token_to_id(token.content)) != i:
+      raise ValueError(
+        f'{config.where}: added_tokens_decoder has {token.content!r} as id {i}, and tokenizer.json '
+        f'as {found}. {_SAVE}'
+      )
+  known = {token.content for token in backend.get_added_tokens_decoder().values()}
+  alone = ((added.where, name) for name in added.values)
+  for where, name in [*_special_tokens(config), *_special_tokens(special), *alone]:
+    if name not in known:
+      raise ValueError(f'{where} has {name!r}, which tokenizer.json lacks. {_SAVE}')
+
+
+def _added_token(entry: Fields) -> tokenizers.AddedToken:
+  content = entry.get('content')
+  if not is_text(content):
+    raise entry.wrong('content', 'a text')
+  flags = {flag: entry.flag(flag) for flag in _FLAGS if flag in entry.values}
+  return tokenizers.AddedToken(content, **flags)
+
+
+def _special_tokens(fields: Fields) -> Iterator[tuple[str, str]]:
+  """Yields file and field, and token, of each special token without a name of its own."""
+  for field in ('additional_special_tokens', 'extra_special_tokens'):
+    found = fields.get(field, [])
+    found = [*found.values()] if isinstance(found, Mapping) else found
+    if not isinstance(found, list):
+      raise fields.wrong(field, 'a list of tokens')
+    for token in found:
+      content = token.get('content') if isinstance(token, Mapping) else token
+      if not isinstance(content, str):
+        raise fields.wrong(field, 'a list of tokens')
+      yield f'{fields.where}: {field}', content
 
 
 def with_added(
