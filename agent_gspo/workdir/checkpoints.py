@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -67,11 +68,16 @@ class Checkpoints:
 
     Raises:
       ValueError: The newest intact checkpoint was made with another config, or none is intact;
-        or a field is not in `compatibility.CHANGEABLE`.
+        or a field is not in `compatibility.CHANGEABLE`; or the path has one of [, ] and \\.
     """
     compatibility.check_changeable(allow_changes)
     self.changes: list[dict[str, Any]] = []
     self._config, self.directory = compatibility.as_json(config), directory.absolute()
+    if re.search(r'[\[\]\\]', str(self.directory)):  # Orbax would read the path as a pattern
+      raise ValueError(
+        f'{self.directory}: no checkpoint could be read from this folder. Take one whose path has '
+        'none of [, ] and \\.'
+      )
     self._keep, self._keep_best = keep, keep_best
     self.directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = hosts.agreed(

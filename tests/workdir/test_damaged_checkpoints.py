@@ -44,6 +44,13 @@ def assert_holds(checkpoints: checkpoints.Checkpoints, value: float, step: int) 
   jax.tree.map(np.testing.assert_array_equal, restored, expected)
 
 
+@pytest.mark.parametrize('name', ['run[1]', 'a\\b'])
+def test_a_folder_that_could_not_be_read_is_refused(tmp_path, name):
+  with pytest.raises(ValueError, match=r'checkpoints: no checkpoint could be read from this fold'):
+    small_checkpoints.open_(tmp_path / name / 'checkpoints')
+  assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize('name', sorted(small_checkpoints.DAMAGES))
 def test_a_run_goes_on_from_the_one_before(folder, name):
   small_checkpoints.DAMAGES[name](folder / '2')
