@@ -38,6 +38,11 @@ from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 _WARNINGS = (metrics_lib.clip_warning, metrics_lib.no_update_warning, metrics_lib.price_warning)
+# Files of folders that are no workdir; a run would overwrite the config.json of a model.
+_OTHERS = {
+  'an evaluation': (records.FINGERPRINT, records.ANSWERS),
+  'an exported team or a model': ('team.json', '*.safetensors'),
+}
 _SFT_FOLDER = 'sft'  # SFT checkpoints, kept until training starts
 
 
@@ -76,11 +81,12 @@ def train(
     KeyboardInterrupt: Interrupted, after saving the last finished step.
   """
   workdir, parts = disk.folder(workdir, 'workdir'), config_lib.check(config)
-  if any((workdir / name).exists() for name in (records.FINGERPRINT, records.ANSWERS)):
-    raise ValueError(
-      f'workdir={workdir} is the folder of an evaluation; must be another one, such as '
-      f'{workdir / "run"}.'
-    )
+  for kind, names in _OTHERS.items():
+    if any(path for name in names for path in workdir.glob(name)):
+      raise ValueError(
+        f'workdir={workdir} is the folder of {kind}; must be another one, such as '
+        f'{workdir / "run"}.'
+      )
   # Compared here too: the command has not read the plug-in files that the config names, and a
   # library user has compared nothing.
   values = parts.config.to_dict()

@@ -857,10 +857,18 @@ def test_other_words_than_those_of_the_checkpoint_are_told(tmp_path, shape, mess
     saved_there.restore_params(Config.from_dict(config), made(shape))
 
 
-@pytest.mark.parametrize('name', ['evaluation.json', 'results.jsonl'])
-def test_a_run_has_a_folder_of_its_own(tmp_path, name):
+@pytest.mark.parametrize(
+  ('name', 'kind'),
+  [
+    ('evaluation.json', 'an evaluation'),
+    ('results.jsonl', 'an evaluation'),
+    ('team.json', 'an exported team or a model'),
+    ('model-00001.safetensors', 'an exported team or a model'),
+  ],
+)
+def test_a_run_has_a_folder_of_its_own(tmp_path, name, kind):
   (tmp_path / name).touch()
-  with pytest.raises(ValueError, match=r'is the folder of an evaluation; must be another one'):
+  with pytest.raises(ValueError, match=f'is the folder of {kind}; must be another one'):
     loop.train(micro_run.get_config().to_dict(), tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [name]
 
