@@ -195,7 +195,9 @@ def _closing(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Tabl
   steps = (0, trained['step'])
   by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
   baselines = [by_label[k] for k in (*BASELINES, records.SEEN) if k in by_label]
-  yield tables.evaluation_table(by_label.get(records.UNTRAINED, {}), trained, with_change=True)
+  before = by_label.get(records.UNTRAINED, {})
+  alike = not before or records.asks_alike(before, trained)
+  yield tables.evaluation_table(before, trained, with_change=alike)
   if baselines:
     yield tables.evaluation_table(*baselines)
   told = [e for e in evaluations if records.told_value(e) is not None]

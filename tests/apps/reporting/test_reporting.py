@@ -325,6 +325,20 @@ def test_the_end_of_a_run_fits_a_narrow_terminal(tmp_path):
   assert 10 < max(map(len, table)) <= 80
 
 
+@pytest.mark.parametrize(
+  ('other', 'shown'), [({}, True), ({'questions': 40}, False), ({'temperature': 1.0}, False)]
+)
+def test_evaluations_of_other_questions_have_no_change(tmp_path, other, shown):
+  trained = evaluation(9, 'trained', 0.5, 20.0, 0.8)
+  lines = [evaluation(0, 'untrained', 0.25, 60.0, 0.05) | other, trained]
+  (tmp_path / 'eval.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  file = io.StringIO()
+  with progress.Progress(9, 9, console=Console(file=file, force_terminal=False)) as display:
+    display.ended(tmp_path, trained)
+  assert all(text in file.getvalue() for text in ('25.0 %', '50.0 %', 'untrained', 'trained'))
+  assert ('change' in file.getvalue()) == ('+25.0 points' in file.getvalue()) == shown
+
+
 def test_closing_table_of_nothing():
   text = tables.render_text(tables.evaluation_table({}, {}, with_change=True))
   assert 'accuracy' in text
