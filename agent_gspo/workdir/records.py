@@ -188,6 +188,11 @@ def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | 
   return next((newest[label] for label in labels if label in newest), None)
 
 
+def is_run(folder: pathlib.Path) -> bool:
+  """Returns whether a folder holds metrics, evaluations or SFT steps."""
+  return any((folder / name).is_file() for name in (METRICS, EVALUATIONS, SFT))
+
+
 def load_run(workdir: PathLike, name: str | None = None) -> Run:
   """Reads the configuration, metrics and evaluations of one workdir.
 
@@ -195,7 +200,7 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     FileNotFoundError: The folder holds neither metrics nor evaluations nor SFT steps.
   """
   workdir = pathlib.Path(workdir)
-  if not _is_run(workdir):
+  if not is_run(workdir):
     raise FileNotFoundError(
       f'{workdir} holds neither {METRICS} nor {EVALUATIONS} nor {SFT}: give the workdir of a run'
     )
@@ -289,22 +294,6 @@ def _accuracy_and_brevity(record: Mapping[str, Any]) -> tuple[float, float]:
   )
 
 
-def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
-  """Returns the workdirs among `folders` and directly below them, each once, in order."""
-  found: dict[pathlib.Path, pathlib.Path] = {}
-  for folder in map(pathlib.Path, folders):
-    children = sorted(folder.iterdir()) if folder.is_dir() else []
-    runs = [folder] if _is_run(folder) else [child for child in children if _is_run(child)]
-    if not runs:
-      raise FileNotFoundError(
-        f'{folder} holds no run: give a folder with {METRICS}, {EVALUATIONS} or {SFT} in it, '
-        'or the folder above such folders'
-      )
-    for run in runs:
-      found.setdefault(run.resolve(), run)
-  return list(found.values())
-
-
 def _read(workdir: PathLike, file: str) -> Iterator[dict[str, Any]]:
   """Yields the records of a file, see `_numbered`."""
   yield from (record for _, record in _numbered(workdir, file, file))
@@ -332,7 +321,3 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     warnings.warn(f'{path}: left out whole, since no run writes it', stacklevel=2)
     return {}
   return record
-
-
-def _is_run(folder: pathlib.Path) -> bool:
-  return any((folder / name).is_file() for name in (METRICS, EVALUATIONS, SFT))

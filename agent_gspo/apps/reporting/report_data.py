@@ -47,13 +47,15 @@ def find(folders: Iterable[records.PathLike]) -> list[pathlib.Path]:
 
 def _sources(folder: pathlib.Path) -> list[pathlib.Path]:
   children = sorted(folder.iterdir()) if folder.is_dir() else []
-  found = [path for path in (folder, *children) if _is_evaluation(path)]
-  try:
-    return records.find_workdirs([folder]) + found
-  except FileNotFoundError as error:
-    if found:
-      return found
-    raise FileNotFoundError(f'{error}, or with the {records.ANSWERS} of an evaluation') from error
+  runs = [folder] if records.is_run(folder) else list(filter(records.is_run, children))
+  found = [*runs, *filter(_is_evaluation, (folder, *children))]
+  if not found:
+    raise FileNotFoundError(
+      f'{folder} holds no run: give a folder with {records.METRICS}, {records.EVALUATIONS} or '
+      f'{records.SFT} in it, or with the {records.ANSWERS} of an evaluation, or the folder above '
+      'such folders'
+    )
+  return found
 
 
 def _is_evaluation(folder: pathlib.Path) -> bool:

@@ -260,12 +260,12 @@ def test_what_a_team_was_told_stands_beside_its_evaluation(tmp_path):
 
 def test_a_run_in_its_supervised_stage_has_a_report(tmp_path):
   run = supervised_run(tmp_path / 'runs' / 'new')
-  assert records.find_workdirs([tmp_path / 'runs']) == [run]
+  assert report_data.find([tmp_path / 'runs']) == [run]
   (shown,) = json.loads(parse(html_report.write_report(run, tmp_path / 'r')).data)['runs']
   assert shown['sft']['series']['sft/loss_nats'] == [3.0, 1.5]
   (tmp_path / 'notes').mkdir()
   with pytest.raises(FileNotFoundError, match=r'notes holds no run: .* or sft\.jsonl in it'):
-    records.find_workdirs([tmp_path / 'notes'])
+    report_data.find([tmp_path / 'notes'])
   with pytest.raises(FileNotFoundError, match=r'notes holds neither .* nor sft\.jsonl'):
     records.load_run(tmp_path / 'notes')
 
