@@ -33,11 +33,16 @@ _FLOAT = 4  # bytes
 _QUESTIONS = 256  # whose gold answers are counted
 Models = Mapping[str, ModelConfig]
 """Config of each model of a team by `Role.model`, '' for that of `model.source`; no endpoints."""
+Teacher = tuple[Team, Sequence[PromptLengths]]
+"""Team of `objective.teacher`, and the prompt lengths of each of its agents."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
   """Upper bound on a part of a run: prompts at their longest, messages at their caps.
+
+  It leaves out figures of evaluations that read prompts once more (`judgement_figures`,
+  `Task.policy_figures`).
 
   Attributes:
     name: Name of the part.
@@ -85,8 +90,9 @@ def update(
   group: int,
   scored: int = 0,
   shares: Mapping[str, float] | None = None,
+  learns: bool = True,
 ) -> Work:
-  """Returns the work of learning from such episodes, and of scoring them `scored` times.
+  """Returns the work of learning from such episodes, if any, and of scoring them `scored` times.
 
   Frozen models do neither. `shares` maps a role to the share of its messages that is trained, 1 by
   default.
@@ -102,7 +108,7 @@ def update(
     ]
     learnt = math.ceil(questions * sum(of_each))
     written = _written(team, source, questions, group)
-    work += flops.update(models[source], learnt, seen, written)
+    work += learns * flops.update(models[source], learnt, seen, written)
     work += scored * flops.forward(models[source], learnt, seen, written)
     positions += learnt
   return Work('update', questions, positions, work)
@@ -114,23 +120,28 @@ def worth(
   prompts: Sequence[PromptLengths],
   questions: int,
   group: int,
+  kind: str = '',
 ) -> Work:
   """Returns the work of valuing the messages of such episodes, see `training.message_worth`.
 
   Each coalition of messages is a prompt of the answering agent; the question is read once. The
   first questions tell how many gold answers there are of each. No work where the estimator reads
-  no gains, or an endpoint answers.
+  no gains, or an endpoint answers. `kind` is that of an evaluation, which values also what is left
+  of an episode below each price; that of the estimator by default.
   """
   config, team, task = parts.config, parts.team, parts.task
-  name, model = config.advantage.name, models.get(team.roles[-1].model)
-  if name not in estimators.GAINS or model is None:
+  evaluated, model = bool(kind), models.get(team.roles[-1].model)
+  kind = kind or estimators.GAINS.get(config.advantage.name, '')
+  if not kind or not questions or model is None:
     return Work('worth', questions, 0, 0.0)
-  known = estimators.settings(config.advantage)
-  reader, kind = team.num_agents - 1, estimators.GAINS[name]
+  known = {} if evaluated else estimators.settings(config.advantage)
+  reader = team.num_agents - 1
   credited = team.hinters if kind == 'hint' else {*range(reader)}
   slots = sum(author in credited for author, _ in team.read_by_answerer)
   with_plain = slots if kind == 'leave_one_out' else 0
   valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
+  if evaluated:  # fewer messages at each price
+    valued += questions * group * slots
   if kind == 'hint':  # right answers, here all, are scored with each message and without it
     valued += 2 * questions * group * slots
   asked = base.asked(task, config.sft.held_back)[:_QUESTIONS]
@@ -142,7 +153,23 @@ def worth(
   return Work('worth', questions, positions, work)
 
 
-def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> Work:
+def taught(
+  parts: config_lib.Parts, models: Models, teacher: Teacher, questions: int, group: int
+) -> Work:
+  """Returns the work of distillation: the teacher talks, and the answers are scored behind it."""
+  (team, prompts), cap = teacher, parts.team.message_cap(0)
+  talk = rollout({'': models['']}, team, prompts, questions, 1)
+  longest, answers = prompts[-1].turns[-1], questions * group
+  scored = flops.forward(models[''], answers * (longest + cap), longest, answers * cap)
+  return _joined('taught', questions, talk, Work('', 0, answers * (longest + cap), scored))
+
+
+def step(
+  parts: config_lib.Parts,
+  models: Models,
+  prompts: Sequence[PromptLengths],
+  teacher: Teacher | None = None,
+) -> Work:
   """Returns the work of a training step."""
   config = parts.config
   questions, group = config.rollout.questions, config.rollout.group_size * config.rollout.branches
@@ -161,28 +188,38 @@ def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLength
   added = min(questions, config.rollout.replay)  # at most, as the next line
   learned = questions + (config.rollout.shared if config.rollout.share else added)
   learning = update(parts, models, prompts, learned, group, scored)
-  of_step = (talk, learning, worth(parts, models, prompts, learned, group))
-  positions, work = sum(one.positions for one in of_step), sum(one.flops for one in of_step)
-  return Work('step', questions, positions, work)
+  of_step = [talk, learning, worth(parts, models, prompts, learned, group)]
+  if teacher:
+    of_step.append(taught(parts, models, teacher, questions, group))
+  return _joined('step', questions, *of_step)
 
 
-def of_run(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> list[Work]:
+def of_run(
+  parts: config_lib.Parts,
+  models: Models,
+  prompts: Sequence[PromptLengths],
+  teacher: Teacher | None = None,
+) -> list[Work]:
   """Returns the parts of a whole run: SFT, training steps, evaluations."""
   config, options = parts.config, parts.config.evaluation
   available = lambda count, split: min(count, len(parts.task.questions(split)))
   asked = available(options.questions, options.split)
-  told = len(options.told) * asked
+  told, valued = len(options.told) * asked, 0
   found = []
   if parts.training:
     found += _supervised(parts, models, prompts)
     if config.steps:
-      found.append(_times(step(parts, models, prompts), config.steps, 'training steps'))
+      found.append(_times(step(parts, models, prompts, teacher), config.steps, 'training steps'))
     between = max(config.steps - 1, 0) // options.every if options.every else 0
+    during = available(options.questions_during, options.split)
+    seen = available(options.seen_questions, 'train')
+    among = lambda count: min(options.worth_questions, count)
+    valued = (2 + len(options.told)) * among(asked) + between * among(during) + among(seen)
     asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
-    asked += between * available(options.questions_during, options.split)
-    asked += available(options.seen_questions, 'train')
-  evaluations = rollout(models, parts.team, prompts, asked + told, options.samples)
-  return [*found, dataclasses.replace(evaluations, name='evaluations')]
+    asked += between * during + seen
+  talk = rollout(models, parts.team, prompts, asked + told, options.samples)
+  values = worth(parts, models, prompts, valued, options.samples, 'leave_one_out')
+  return [*found, _joined('evaluations', talk.questions, talk, values)]
 
 
 def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
@@ -228,7 +265,17 @@ def _supervised(
     return []
   steps = options.steps_of(len(base.demonstrated(parts.task, options.held_back)))
   one = update(parts, models, prompts, options.questions, 1, shares=options.role_shares)
-  return [_times(one, steps, 'SFT')]
+  found = [_times(one, steps, 'SFT')]
+  if options.validation_questions:
+    asked = min(options.validation_questions, len(parts.task.questions('validation')))
+    one = update(parts, models, prompts, asked, 1, scored=1, learns=False)
+    found.append(_times(one, -(-steps // options.save_every), 'SFT validation'))
+  return found
+
+
+def _joined(name: str, questions: int, *found: Work) -> Work:
+  positions, work = sum(one.positions for one in found), sum(one.flops for one in found)
+  return Work(name, questions, positions, work)
 
 
 def _times(work: Work, count: int, name: str) -> Work:

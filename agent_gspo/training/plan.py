@@ -31,6 +31,7 @@ _TOLERANCE = 0.15
 _ROOM_TO_KEEP = 1.5
 # Bytes of libraries and compiled programs, which share a CPU's memory with the arrays.
 _PROCESS = 1 << 30
+_CUT = ('fsdp', 'tensor')  # axes over which parameters are cut
 _SMALLER = (
   'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
   'model.remat=True.'
@@ -67,7 +68,7 @@ class Plan:
     state: Bytes that stay between programs, by content.
     programs: Programs, which run one after another.
     memory: Memory of a device, bytes; None if unknown.
-    positions: Upper bound on the positions that a step reads and learns from, no prompt shared.
+    positions: Upper bound on the positions that a step reads and learns from.
     flops: FLOPs of such a step over all devices.
     run: Cost of the parts of the whole run.
     actors: Plan of the devices that only sample, see `mesh.actors`; None if all learn.
@@ -159,6 +160,7 @@ def make(
   optimizer: optax.GradientTransformation,
   prompts: Sequence[PromptLengths],
   members: Mapping[str, Sampler] = MappingProxyType({}),
+  teacher: costs.Teacher | None = None,
 ) -> Plan:
   """Makes the plan of a run.
 
@@ -169,6 +171,7 @@ def make(
     optimizer: Optimizer of the trainable parameters.
     prompts: Prompt lengths of each agent.
     members: Samplers of the other models, by `Role.model`.
+    teacher: Team that training distills, None without one.
 
   Raises:
     ValueError: `model.remat_keeps` has no effect on these devices.
@@ -228,6 +231,10 @@ def make(
       columns=writer.cache_columns(longest),
       messages=writer.batch_rows(min(messages, writer.decode_rows)),
     )
+  if not actors and any(sampler.placement.size(x) != placement.size(x) for x in _CUT):
+    # Each process gathers parameters that are cut over several, see `Setup.own_copy`.
+    own_copy = {'its parameters': copied['parameters'] + copied['frozen parameters']}
+    programs = tuple(dataclasses.replace(p, arrays={**p.arrays, **own_copy}) for p in programs)
   work = costs.rollout(models, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
@@ -246,7 +253,7 @@ def make(
     if config.rollout.ahead and not actors:  # its thread writes messages during updates
       beside = {'rollouts ahead': max(p.bytes for p in programs[1::2])}
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
-    work = costs.step(parts, models, prompts)
+    work = costs.step(parts, models, prompts, teacher)
   plan = Plan(
     devices=placement.devices + actors * hosts.count(),
     state=state,
@@ -254,7 +261,7 @@ def make(
     memory=_memory(),
     positions=work.positions,
     flops=work.flops,
-    run=tuple(costs.of_run(parts, models, prompts)),
+    run=tuple(costs.of_run(parts, models, prompts, teacher)),
   )
   if not actors:
     return plan

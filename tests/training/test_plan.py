@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import micro_run
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import AbstractMesh
 
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
@@ -16,7 +19,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops import device_kind
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
-from agent_gspo.sharding.placement import ONE_DEVICE
+from agent_gspo.sharding.placement import AXES, ONE_DEVICE, Placement
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import (
   answer_values,
@@ -110,6 +113,17 @@ def test_a_run_has_room_for_its_own_evaluations():
   for field in ('evaluation__questions_during', 'evaluation__seen_questions'):
     assert planned(**{field: 32}).programs == many.programs
   assert planned(evaluation__questions_during=32, evaluation__every=0).programs == few.programs
+
+
+def test_processes_that_cut_parameters_hold_a_whole_copy_while_they_sample(monkeypatch, setup):
+  planned = lambda: setup_lib.plan(config_lib.check(micro_run.changed()))
+  alone = planned().programs
+  cut = Placement(AbstractMesh((1, 2, 1), AXES))  # over two processes
+  monkeypatch.setattr(setup_lib, 'make_placement', lambda *_: cut)
+  monkeypatch.setattr(setup_lib, 'own_devices', lambda *_: ONE_DEVICE)
+  whole = {'its parameters': _nbytes(setup.params)}
+  for one, two in zip(alone[:2], planned().programs, strict=False):
+    assert two.arrays == {**one.arrays, **whole}
 
 
 @pytest.mark.slow
@@ -310,6 +324,23 @@ def test_a_dry_run_counts_whatever_is_scored_or_asked_again():
   assert flops(**optima) == pytest.approx(flops(objective__kl_coef=0.1))
 
 
+def test_a_dry_run_counts_validation_and_the_worth_of_evaluations():
+  def work(**fields):
+    values = micro_run.changed(steps=9, **fields)
+    return {one.name: one for one in setup_lib.plan(config_lib.check(values)).run}
+
+  plain = work(sft__steps=5)
+  told = work(sft__steps=5, sft__save_every=2, sft__validation_questions=4)
+  assert told['SFT'] == plain['SFT']
+  assert told['SFT validation'].questions == 3 * 4  # steps 2, 4 and 5
+  assert told['SFT validation'].positions == 3 * plain['SFT'].positions // 5  # of 4 questions too
+  assert told['SFT validation'].flops == pytest.approx(plain['SFT'].flops / 5)  # a third of 3
+  one, two = (work(sft__steps=5, evaluation__worth_questions=n)['evaluations'] for n in (1, 2))
+  assert one.questions == plain['evaluations'].questions
+  assert one.positions > plain['evaluations'].positions
+  assert two.positions - one.positions == one.positions - plain['evaluations'].positions
+
+
 def test_a_role_that_is_trained_less_costs_less(setup):
   parts, model = config_lib.check(micro_run.changed()), {'': setup.model.config}
   prompts = (PromptLengths(10, (20,)),) * 3
@@ -345,6 +376,26 @@ def test_the_plan_bounds_what_is_read_to_value_messages(name):
   plain = setup_lib.build(config_lib.check(micro_run.changed(rollout__questions=3)))
   assert setup.plan.positions == plain.plan.positions + bound.positions
   assert setup.plan.flops == pytest.approx(plain.plan.flops + bound.flops)
+
+
+def test_the_plan_bounds_what_evaluations_read_to_value_messages():
+  setup = setup_lib.build(config_lib.check(micro_run.changed(evaluation__worth_questions=3)))
+  read, rng = list[Message](), np.random.default_rng(0)
+
+  def logprobs(messages):
+    read.extend(messages)
+    return [rng.normal(size=message.sampled.sum()) for message in messages]
+
+  policy = setup.policy(setup.params, stream='eval', step=0, temperature=1.0)
+  batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:4], 2, policy)
+  scorer = types.SimpleNamespace(frozen_answers=logprobs)
+  message_worth.of_evaluation(setup, scorer, lambda _: None, batch)
+  whole = [(*m.prompt_ids.tolist(), *m.token_ids.tolist()) for m in read]
+  done = len({ids[:end] for ids in whole for end in range(1, len(ids) + 1)})  # of a prefix tree
+  prompts = prompt_checks.check(setup, setup.tokenizer, {'': setup.model.config.max_positions})
+  models = {'': setup.model.config}
+  bound = costs.worth(setup, models, prompts, 3, 2, 'leave_one_out')
+  assert 0.3 * bound.positions < done <= bound.positions
 
 
 def test_hints_are_read_three_times_where_all_answers_are_right():
