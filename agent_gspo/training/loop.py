@@ -38,11 +38,6 @@ from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 _WARNINGS = (metrics_lib.clip_warning, metrics_lib.no_update_warning, metrics_lib.price_warning)
-# Files of folders that are no workdir; a run would overwrite the config.json of a model.
-_OTHERS = {
-  'an evaluation': (records.FINGERPRINT, records.ANSWERS),
-  'an exported team or a model': ('team.json', '*.safetensors'),
-}
 _SFT_FOLDER = 'sft'  # SFT checkpoints, kept until training starts
 
 
@@ -81,7 +76,7 @@ def train(
     KeyboardInterrupt: Interrupted, after saving the last finished step.
   """
   workdir, parts = disk.folder(workdir, 'workdir'), config_lib.check(config)
-  for kind, names in _OTHERS.items():
+  for kind, names in records.OTHERS.items():
     if any(path for name in names for path in workdir.glob(name)):
       raise ValueError(
         f'workdir={workdir} is the folder of {kind}; must be another one, such as '

@@ -33,6 +33,12 @@ SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
 # Of launch/evaluate.py --out.
 ANSWERS, RESULT, FINGERPRINT = 'results.jsonl', 'result.json', 'evaluation.json'
+TEAM = 'team.json'  # of an exported team
+# Files of folders that are no workdir; a run would overwrite the config.json of a model.
+OTHERS = {
+  'an evaluation': (FINGERPRINT, ANSWERS),
+  'an exported team or a model': (TEAM, '*.safetensors'),
+}
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 # Holds the steps of a finished run; absent while it runs.
 DONE = 'done'

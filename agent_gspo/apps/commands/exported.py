@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent_gspo.workdir import records
+
 if TYPE_CHECKING:
   from agent_gspo.config import Config
   from agent_gspo.config.check import Parts
   from agent_gspo.models.io.fields import Fields
   from agent_gspo.models.transformer import Params
 
-TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
+TEAM, EXAMPLES = records.TEAM, 'examples.jsonl'
 _OWN = ('grader', 'question', 'answer')  # options of own questions that travel
 
 
