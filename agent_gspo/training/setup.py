@@ -153,29 +153,17 @@ def build(parts: config_lib.Parts, *, only_weights: bool = False) -> Setup:
     ValueError, FileNotFoundError: See `plan`; or the run does not fit the devices, or the weights
       cannot be read.
   """
-  found = _find(parts)
+  found, plan, model = _find(parts)
   if not only_weights:
-    found.plan.check()
-    if jax.default_backend() == 'cpu' and not found.plan.keeps_freed():
+    plan.check()
+    if jax.default_backend() == 'cpu' and not plan.keeps_freed():
       host_memory.release()
-  config, placement = found.sampler.config, found.placement
-  params = found.model.params
+  config, params = found.sampler.config, model.params
   if config.lora_rank:
     params = _with_adapters(config, params, parts.config.seed)
   if others := {m.name: m.model.params for m in found.members.values() if m.name}:
     params = {**params, state_lib.MEMBERS: others}
-  return Setup(
-    **vars(found.parts),
-    model=_decoder(config, placement),
-    params=params,
-    tokenizer=found.model.tokenizer,
-    sampler=found.sampler,
-    placement=placement,
-    source=found.model.source,
-    members=found.members,
-    plan=found.plan,
-    teacher=found.teacher,
-  )
+  return dataclasses.replace(found, params=params)
 
 
 def plan(parts: config_lib.Parts) -> Plan:
@@ -185,23 +173,11 @@ def plan(parts: config_lib.Parts) -> Plan:
     ValueError, FileNotFoundError: See `models.load.open_model`, `prompt_checks.check` and
       `placement.make_placement`.
   """
-  return _find(parts).plan
+  return _find(parts)[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-  """Parts of a run that need no weights."""
-
-  parts: config_lib.Parts
-  model: Model
-  placement: Placement
-  sampler: Sampler
-  members: Mapping[str, Member]
-  plan: Plan
-  teacher: config_lib.Parts | None
-
-
-def _find(parts: config_lib.Parts) -> _Found:
+def _find(parts: config_lib.Parts) -> tuple[Setup, Plan, Model]:
+  """Returns the setup without parameters, its plan, and the model whose parameters are missing."""
   config, options = parts.config, parts.config.model
   teacher = teacher_lib.resolve(parts) if parts.training else None
   if parts.training:
@@ -242,7 +218,19 @@ def _find(parts: config_lib.Parts) -> _Found:
     _, writing, *_ = of_sampler.programs
     if not of_sampler.has_room_for(writing):
       sampler, plan = planned(False)
-  return _Found(parts, model, placement, sampler, found, plan, teacher)
+  setup = Setup(
+    **vars(parts),
+    model=_decoder(sampler.config, placement),
+    params={},
+    tokenizer=model.tokenizer,
+    sampler=sampler,
+    placement=placement,
+    source=model.source,
+    members=found,
+    plan=plan,
+    teacher=teacher,
+  )
+  return setup, plan, model
 
 
 def _opened(parts: config_lib.Parts, source: str, seed: int) -> Model:
