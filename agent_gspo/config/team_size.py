@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_gspo.environments.base import Environment
+from agent_gspo.plugins import PluginError
+from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task, drawn_already, note_holders
 from agent_gspo.teams.team import Team
+from agent_gspo.values import is_whole, shown
 
 
 def check(task: Task, team: Team, splits: Sequence[str]) -> None:
-  """Raises ValueError for a team that does not fit the notes of some splits, or an environment."""
+  """Checks that a team fits the notes of some splits, and an environment.
+
+  Raises:
+    ValueError: It does not.
+    PluginError: `least_team` of the environment is no property of two numbers.
+  """
   for split in splits:
     questions = task.questions(split)
     holders = note_holders(questions)
@@ -35,7 +43,13 @@ def check(task: Task, team: Team, splits: Sequence[str]) -> None:
       "outcome: set team.decision='last'."
     )
   has = {'agents': team.num_agents, 'rounds': team.topology.rounds}
-  for (field, count), least in zip(has.items(), task.least_team, strict=True):
+  needed = checked.call(task, 'least_team', lambda: task.least_team)
+  if not isinstance(needed, tuple | list) or [*map(is_whole, needed)] != [True, True]:
+    raise PluginError(
+      f'{checked.name_of(task)}: least_team is {shown(needed)}; must be a property that returns '
+      'two whole numbers, agents and rounds.'
+    )
+  for (field, count), least in zip(has.items(), needed, strict=True):
     if count < least:
       raise ValueError(
         f'team.{field}: the team has {count} {field}, but task {task.name!r} with its '

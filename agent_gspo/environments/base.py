@@ -62,7 +62,7 @@ class Environment(Task):
 
   @property
   def least_team(self) -> tuple[int, int]:
-    """Returns the least agents and rounds with which episodes can succeed."""
+    """Returns the least agents and rounds with which episodes can succeed; a property, as here."""
     return 1, 1
 
   def needs(self, topology: Topology) -> str:

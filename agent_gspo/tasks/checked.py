@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agent_gspo import plugins
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
-from agent_gspo.values import is_text, shown
+from agent_gspo.values import finite, is_text, shown
 
 _ROUNDING = 1e-6  # summed weights may exceed 0 or 1 by this much
 _WHERE = '_called_in_messages'
@@ -33,7 +33,7 @@ class Task(Protocol):
     """Returns an answer's score by one of `graders`."""
 
 
-def _where(task: Task) -> str:
+def name_of(task: Task) -> str:
   """Returns a task's name for error messages: config field and module for a plugin."""
   name = getattr(task, 'name', type(task).__name__)
   return vars(task).get(_WHERE) or f'task {name!r}'
@@ -45,7 +45,7 @@ def call(task: Task, what: str, function: Callable[..., Any], *args: Any, **opti
   Raises:
     PluginError: if the call fails, see `plugins.guard`.
   """
-  with plugins.guard(f'{_where(task)}, {what}', type(task).__module__):
+  with plugins.guard(f'{name_of(task)}, {what}', type(task).__module__):
     return function(*args, **options)
 
 
@@ -60,7 +60,7 @@ def scores(task: Task, questions: Sequence[Question], answers: Sequence[str]) ->
   found = call(task, 'score_all', list, returned)
   if isinstance(returned, Mapping | Set) or len(found) != len(answers):
     raise plugins.PluginError(
-      f'{_where(task)}: score_all returned {plugins.kind_of(returned)}; must return a list with a '
+      f'{name_of(task)}: score_all returned {plugins.kind_of(returned)}; must return a list with a '
       f'score for each of {len(answers)} answers.'
     )
   score = lambda q, value: _score(task, f'score of question {q.id!r}', value)
@@ -82,7 +82,7 @@ def _score(task: Task, what: str, value: Any) -> float:
     number = math.nan
   if not -_ROUNDING <= number <= 1 + _ROUNDING:
     raise plugins.PluginError(
-      f'{_where(task)}: {what} is {shown(value)}; must be a number in [0, 1].'
+      f'{name_of(task)}: {what} is {shown(value)}; must be a number in [0, 1].'
     )
   return 1.0 if number >= 1 - _ROUNDING else max(number, 0.0)  # gates ask for 1
 
@@ -94,7 +94,7 @@ def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
     PluginError: if they are not a sequence, one is not a `Question` or has a field of another
       type, or two in a list have the same id.
   """
-  where = f'{_where(task)}, split {split!r}'
+  where = f'{name_of(task)}, split {split!r}'
   sized = hasattr(found, '__len__') and hasattr(found, '__getitem__')
   if not sized or isinstance(found, str | bytes | Mapping):
     raise plugins.PluginError(
@@ -149,12 +149,30 @@ def _are_forms(found: Any) -> bool:
   return not isinstance(found, str | Mapping) and all(map(pair, found))
 
 
+def _are_questions(found: Any) -> bool:
+  """Returns whether a value is a list of questions, or a lazy sequence, which is not built."""
+  if isinstance(found, list | tuple):
+    return all(isinstance(question, Question) for question in found)
+  return isinstance(found, Sequence) and not isinstance(found, str | bytes)
+
+
+def _are_figures(found: Any) -> bool:
+  """Returns whether a value has a finite number for each of some names."""
+  return isinstance(found, Mapping) and all(
+    is_text(name) and finite(number) is not None for name, number in found.items()
+  )
+
+
 _RETURNED: dict[str, tuple[Callable[[Any], bool], str]] = {
   'canonical': _text_or_none,
   'demonstration': _text_or_none,
+  'further_demonstrations': (_are_questions, 'a list of agent_gspo.Question'),
   'gold_messages': (_are_forms, 'a list of pairs of texts, see Task.gold_messages'),
+  'kind': (is_text, 'a text'),
+  'needs': (is_text, 'a text'),
   'note': (is_text, 'a text'),
   'plain_message': (is_text, 'a text'),
+  'policy_figures': (_are_figures, 'a dict of numbers'),
   'story': (is_text, 'a text'),
   'vocabulary': _words,
 }
@@ -191,6 +209,6 @@ def _returned(task: Task, method: str, function: Callable, *args: Any, **options
     found = call(task, method, list, found)
   if not call(task, method, fits, found):
     raise plugins.PluginError(
-      f'{_where(task)}: {method} returned {plugins.kind_of(found)}; must return {must}.'
+      f'{name_of(task)}: {method} returned {plugins.kind_of(found)}; must return {must}.'
     )
   return found

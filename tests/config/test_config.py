@@ -16,6 +16,7 @@ from micro_run import changed
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import Config, compatibility, saved
 from agent_gspo.config import check as config_lib
+from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.models import load, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
@@ -83,6 +84,15 @@ def test_a_team_too_small_for_a_world_is_refused(name, values, message):
     functools.reduce(dict.__getitem__, sections, config)[field] = value
   with pytest.raises(ValueError, match=message):
     config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  'found', [2, (2,), ('2', 3), lambda self: (2, 2), property(lambda _: {}['x'])]
+)
+def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeypatch):
+  monkeypatch.setattr(Kuhn, 'least_team', found)
+  with pytest.raises(ValueError, match=r"task 'kuhn'.*least_team"):
+    config_lib.check(importlib.import_module('configs.kuhn').get_config().to_dict())
 
 
 @pytest.mark.parametrize(

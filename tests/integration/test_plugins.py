@@ -113,12 +113,29 @@ def test_a_question_with_a_field_of_another_type_is_refused(field, value):
     ('gold_messages', None, 'None'),
     ('plain_message', None, r'returned None; must return a text'),
     ('story', 3, r'returned .*; must return a text'),
+    ('kind', None, r'returned None; must return a text'),
+    ('needs', True, r'returned a bool, True; must return a text'),
+    ('further_demonstrations', [{'id': 'a'}], r'returned a list.*list of agent_gspo.Question'),
+    ('further_demonstrations', None, r'returned None; must return a list of agent_gspo.Question'),
+    ('policy_figures', {'game/x': 'abc'}, r'returned a dict.*; must return a dict of numbers'),
+    ('policy_figures', {'game/x': float('nan')}, 'must return a dict of numbers'),
+    ('policy_figures', [0.5], 'must return a dict of numbers'),
   ],
 )
-def test_other_texts_of_a_task_are_checked(method, value, told):
+def test_what_methods_of_a_task_return_is_checked(method, value, told):
   own = type('Own', (Echo,), {method: lambda self, *arguments: value})()
   checked.adopt(own, 'mine:Own')
   with pytest.raises(plugins.PluginError, match=f"task.name='mine:Own'.*{method}.*{told}"):
+    getattr(own, method)(*questions(1))
+
+
+@pytest.mark.parametrize(
+  'method', ['kind', 'needs', 'further_demonstrations', 'policy_figures', 'story']
+)
+def test_methods_of_a_task_that_raise_are_named(method):
+  own = type('Own', (Echo,), {method: lambda self, *arguments: {}['x']})()
+  checked.adopt(own, 'mine:Own')
+  with pytest.raises(plugins.PluginError, match=f"task.name='mine:Own', {method}: KeyError: 'x'"):
     getattr(own, method)(*questions(1))
 
 
