@@ -14,7 +14,8 @@ from agent_gspo import streams
 from agent_gspo.algorithms import terms
 from agent_gspo.config import Config
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.tasks import base
+from agent_gspo.plugins import PluginError
+from agent_gspo.tasks import base, checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import addressing
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
@@ -162,6 +163,11 @@ class Demonstrations:
 
     policy = ScriptedPolicy(speak, self.tokenizer, self._inserted, self.team.tokenizers)
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
+    if not spoken.messages:
+      raise PluginError(
+        f'{checked.name_of(self.task)}: no agent takes a turn (observe returned None for all, or '
+        'converse yields none).'
+      )
     shown, left_out = [], 0
     for message in spoken.messages:
       if not message.learns:

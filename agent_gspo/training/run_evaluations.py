@@ -16,7 +16,10 @@ from agent_gspo.evaluation import judgement, transcripts, variants
 from agent_gspo.models import partition
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
+from agent_gspo.plugins import PluginError
 from agent_gspo.sharding import hosts
+from agent_gspo.tasks import checked
+from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
@@ -104,15 +107,42 @@ def evaluate(
     of_model = functools.partial(PolicyParams.of, params)
     figures |= judgement_figures(setup.team, setup.tokenizer, scorer, of_model, batch)
     figures |= message_worth.of_evaluation(setup, scorer, of_model, batch)
-    if not setup.team.others:
-      figures |= policy_figures(setup, scorer, of_model)
   head = {
     'step': step,
     'label': label,
     'split': split or options.split,
     'temperature': options.temperature,
   }
-  return {**head, **figures}, batch
+  record = {**head, **figures}
+  if not alone and not setup.team.others:
+    record = joined(setup.task, record, policy_figures(setup, scorer, of_model))
+  return record, batch
+
+
+def joined(task: Task, record: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:
+  """Returns a record with the figures that a task reads from the policy.
+
+  Raises:
+    PluginError: The record has one of their names.
+  """
+  if both := record.keys() & figures.keys():
+    raise PluginError(
+      f'{checked.name_of(task)}: policy_figures returned {min(both)!r}, which evaluations report '
+      'themselves; name it otherwise.'
+    )
+  return {**record, **{name: float(figure) for name, figure in figures.items()}}
+
+
+def line(record: Mapping[str, Any]) -> str:
+  """Returns a record in words; "-" for the silence rate of teams in which nobody took a turn."""
+  silent = record['comm/silence_rate']
+  return (
+    f'step {record["step"]}: {record["label"]}, {record["questions"]} {record["split"]} questions: '
+    f'accuracy {record["task/accuracy"]:.1%}, '
+    f'{record["tokens/written_per_question"]:.1f} tokens written, '
+    f'{"-" if silent is None else f"{silent:.0%}"} silent'
+    + ''.join(f', {k[5:]} {x:.3f}' for k, x in record.items() if k.startswith('game/'))
+  )
 
 
 def baselines(
@@ -265,12 +295,7 @@ class RunEvaluations:
       for other in others:
         self._writer.evaluation(other)
       self._writer.evaluation(record)
-    self._progress.note(
-      f'step {step}: {label}, {record["questions"]} {split} questions: accuracy '
-      f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
-      f'{record["comm/silence_rate"]:.0%} silent'
-      + ''.join(f', {k[5:]} {x:.3f}' for k, x in record.items() if k.startswith('game/'))
-    )
+    self._progress.note(line(record))
     self._interruption.meet()
     return record
 

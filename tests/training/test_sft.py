@@ -399,6 +399,18 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
     setup_lib.build(parts)
 
 
+def test_an_episode_without_turns_has_no_demonstration(monkeypatch):
+  parts = config_lib.check(micro_run.changed())
+
+  def nobody(talk):
+    return ''
+    yield
+
+  monkeypatch.setattr(parts.task, 'converse', nobody)
+  with pytest.raises(ValueError, match="task 'relay': no agent takes a turn"):
+    setup_lib.build(parts)
+
+
 @pytest.mark.parametrize(
   ('values', 'message'),
   [

@@ -7,6 +7,7 @@ what.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 
 import jax
@@ -21,6 +22,7 @@ import tiny
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
+from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sharding.placement import ONE_DEVICE
@@ -319,6 +321,25 @@ def test_evaluations_ask_the_first_questions_or_evenly_from_the_split():
   assert first == [split[i].id for i in range(4)]
   assert evenly == [split[i * len(split) // 4].id for i in range(4)]
   assert first != evenly
+
+
+def test_an_evaluation_in_which_nobody_takes_a_turn_is_told_without_a_silence_rate():
+  record = {'step': 3, 'label': 'trained', 'questions': 2, 'split': 'test', 'task/accuracy': 0.5}
+  record |= {'tokens/written_per_question': 0.0, 'comm/silence_rate': None, 'game/x': 0.25}
+  assert run_evaluations.line(record) == (
+    'step 3: trained, 2 test questions: accuracy 50.0%, 0.0 tokens written, - silent, x 0.250'
+  )
+  assert run_evaluations.line(record | {'comm/silence_rate': 0.5}).endswith(
+    'written, 50% silent, x 0.250'
+  )
+
+
+def test_figures_of_a_task_replace_no_figure_of_an_evaluation():
+  task, record = Kuhn(), {'task/accuracy': 0.5}
+  found = run_evaluations.joined(task, record, {'game/x': np.float32(0.25)})
+  assert json.dumps(found) == '{"task/accuracy": 0.5, "game/x": 0.25}'
+  with pytest.raises(ValueError, match="'kuhn': policy_figures returned 'task/accuracy', which"):
+    run_evaluations.joined(task, record, {'game/x': 0.25, 'task/accuracy': 1.0})
 
 
 def test_a_preset_gives_way_to_what_is_set():
