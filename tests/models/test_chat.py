@@ -64,6 +64,58 @@ def test_chat_equals_transformers(name, prompt):
   assert ours.render_chat(_CHAT, prompt) == expected
 
 
+_NAMES = ('bos_token', 'pad_token', 'unk_token', 'sep_token', 'cls_token', 'mask_token')
+_NAMED = [
+  {},
+  {
+    'bos_token': '<s>',
+    'unk_token': '<s>',
+    'cls_token': {'__type': 'AddedToken', 'content': '<eos>'},
+  },
+  {'pad_token': '<pad>', 'sep_token': '<eos>', 'mask_token': '<s>'},
+]
+
+
+def _naming(folder, named):
+  """Saves a tokenizer whose files name these tokens, and whose template writes all names."""
+  word_level(['<s>']).save(folder)
+  template = '|'.join('{{ ' + name + ' }}' for name in (*_NAMES, 'eos_token'))
+  config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': '<eos>', **named}
+  file = folder / 'tokenizer_config.json'
+  file.write_text(json.dumps({**config, 'chat_template': template}))
+
+
+@pytest.mark.parametrize('named', _NAMED)
+def test_templates_read_the_special_tokens_that_files_name(tmp_path, named):
+  _naming(tmp_path, named)
+  (tmp_path / 'config.json').write_text(json.dumps({'pad_token_id': 1}))
+  tokens = [named.get(name, '') for name in _NAMES]
+  text = '|'.join(x if isinstance(x, str) else x['content'] for x in [*tokens, '<eos>'])
+  tokenizer = Tokenizer.from_folder(tmp_path)
+  assert tokenizer.render_chat(_CHAT) == text
+  assert tokenizer.within(4).render_chat(_CHAT) == text
+  tokenizer.save(tmp_path)
+  assert Tokenizer.from_folder(tmp_path).render_chat(_CHAT) == text
+
+
+@pytest.mark.parametrize('named', _NAMED)
+def test_templates_read_the_special_tokens_of_transformers(tmp_path, named):
+  transformers = pytest.importorskip('transformers')
+  _naming(tmp_path, named)
+  reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  expected = reference.apply_chat_template(_CHAT, tokenize=False)
+  assert Tokenizer.from_folder(tmp_path).render_chat(_CHAT) == expected
+
+
+def test_templates_read_the_special_tokens_of_gguf():
+  tokens = ['<pad>', '<eos>', '<mask>', 'a', 'b', 'ab']
+  fields = {'model': 'gpt2', 'pre': 'qwen2', 'tokens': tokens, 'token_type': [3, 3, 3, 1, 1, 1]}
+  fields |= {'merges': ['a b'], 'eos_token_id': 1, 'mask_token_id': 2, 'unknown_token_id': 0}
+  metadata = {f'tokenizer.ggml.{name}': value for name, value in fields.items()}
+  metadata['tokenizer.chat_template'] = '{{ unk_token }}{{ mask_token }}{{ pad_token }}'
+  assert Tokenizer.from_gguf(metadata).render_chat(_CHAT) == '<pad><mask>'
+
+
 def test_a_prompt_is_the_same_on_every_day():
   """It has the date that Llama 3's template falls back to."""
   assert chat.render("{{ strftime_now('%d %b %Y') }}", _CHAT) == '26 Jul 2024'

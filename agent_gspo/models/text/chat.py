@@ -21,10 +21,12 @@ SLOT = '\ud800'
 surrogate pair, and templates copy it unchanged."""
 
 _FIRST_MARK = 0xD810  # first of several further placeholders
-OWN_VARIABLES = (
-  *('messages', 'add_generation_prompt', 'tools', 'documents'),
+TOKENS = (
   *('bos_token', 'eos_token', 'pad_token'),
+  *('unk_token', 'sep_token', 'cls_token', 'mask_token'),
 )
+"""Special tokens that templates read by name, if the tokenizer has them."""
+OWN_VARIABLES = ('messages', 'add_generation_prompt', 'tools', 'documents', *TOKENS)
 """Template variables that users cannot set."""
 
 

@@ -21,6 +21,7 @@ from agent_gspo.models.text.control import BREAK, ControlTokens
 from agent_gspo.values import is_text
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
+_GGUF_TOKENS = ('bos', 'eos', 'padding', 'unknown', 'seperator', 'cls', 'mask')  # `chat.TOKENS`
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
 """Tokens of a word-level vocabulary besides its words and the newline."""
 
@@ -52,6 +53,7 @@ class Tokenizer:
     pad_token: str | None = None,
     chat_template: str | None = None,
     more_eos: Sequence[str] = (),
+    template_tokens: Mapping[str, str] | None = None,
   ):
     """Looks up the special tokens; raises ValueError if one is not in the vocabulary.
 
@@ -60,11 +62,13 @@ class Tokenizer:
       eos_token, bos_token, pad_token: Special tokens; without the last padding is `eos_token`.
       chat_template: See the class.
       more_eos: Tokens of the vocabulary that end a message, too.
+      template_tokens: Other `chat.TOKENS` by name, for templates alone.
     """
     self.backend = backend
     self.chat_template = chat_template
     self._more_eos = more_eos
-    self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or eos_token), strict=True))
+    self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or None), strict=True))
+    self._template_tokens = template_tokens or {}
 
     def known(name: str, token: str) -> int:
       if (found := backend.token_to_id(token)) is None:
@@ -73,7 +77,8 @@ class Tokenizer:
 
     ids = {name: known(name, token) for name, token in self._names.items() if token is not None}
     self.bos_id = ids.get('bos_token')
-    self.eos_id, self.pad_id = ids['eos_token'], ids['pad_token']
+    self.eos_id = ids['eos_token']
+    self.pad_id = ids.get('pad_token', self.eos_id)
     more = (known('more_eos', token) for token in more_eos)
     self.eos_ids = tuple(dict.fromkeys([self.eos_id, *more]))
     # Unlike pretrained WordPiece vocabularies, a word-level one has no unknown token.
@@ -105,21 +110,24 @@ class Tokenizer:
     tokenizer_backends.add_listed(backend, config, special, _fields(folder / 'added_tokens.json'))
     sources = [config, special]
     numbers = [_fields(folder / name) for name in ('generation_config.json', 'config.json')]
-    ids = {name: [_numbered(x, f'{name}_id', backend) for x in numbers] for name in _SPECIAL}
+    ends = ('bos_token', 'eos_token')
+    ids = {name: [_numbered(x, f'{name}_id', backend) for x in numbers] for name in ends}
     names = {}
-    for name in _SPECIAL:
+    for name in chat.TOKENS:
       candidates = [_special(fields, name) for fields in sources]
-      if name != 'bos_token' or name not in config.values:  # null says that there is no BOS
+      if name in ids and (name == 'eos_token' or name not in config.values):  # null: no BOS
         candidates += [token for some in ids[name] for token in some]
       names[name] = next((token for token in candidates if token is not None), None)
-    bos, eos, pad = (names[name] for name in _SPECIAL)
+    bos, eos, pad = (names.pop(name) for name in _SPECIAL)
     if eos is None:
       raise ValueError(
         f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
         'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
       )
     more = next(filter(None, ids['eos_token']), [])  # as transformers, of the first file alone
-    return named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config), more))
+    others = {name: token for name, token in names.items() if token is not None}
+    template = _template(folder, config)
+    return named(folder, lambda: cls(backend, eos, bos, pad, template, more, others))
 
   @classmethod
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
@@ -132,7 +140,7 @@ class Tokenizer:
     backend = tokenizer_backends.from_gguf(metadata, where)
     fields, tokens = Fields(metadata, where), metadata['tokenizer.ggml.tokens']
     names = {}
-    for ours, theirs in zip(_SPECIAL, ('bos', 'eos', 'padding'), strict=True):
+    for ours, theirs in zip(chat.TOKENS, _GGUF_TOKENS, strict=True):
       field = f'tokenizer.ggml.{theirs}_token_id'
       if metadata.get(field) is not None or ours == 'eos_token':
         names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
@@ -143,7 +151,8 @@ class Tokenizer:
     begins = metadata.get('tokenizer.ggml.add_bos_token', llama)
     if begins is True and names.get('bos_token'):
       tokenizer_backends.begin_with(backend, names['bos_token'])
-    return named(where, lambda: cls(backend, chat_template=template, **names))
+    own = {name: names.pop(name) for name in _SPECIAL if name in names}
+    return named(where, lambda: cls(backend, **own, chat_template=template, template_tokens=names))
 
   def within(self, rows: int) -> Tokenizer:
     """Returns the tokenizer without added tokens that an embedding of `rows` rows does not have.
@@ -159,7 +168,8 @@ class Tokenizer:
     assert eos is not None, 'a tokenizer has an EOS token'
     is_left = lambda token: backend.token_to_id(token) is not None
     more = [*filter(is_left, self._more_eos)]
-    return Tokenizer(backend, eos, bos, pad if is_left(pad) else None, self.chat_template, more)
+    pad = pad if pad and is_left(pad) else None
+    return Tokenizer(backend, eos, bos, pad, self.chat_template, more, self._template_tokens)
 
   def encode(self, text: str, special: bool = True, begins: bool = False) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
@@ -341,7 +351,7 @@ class Tokenizer:
         'model, or set `tokenizer.chat_template`.'
       )
     names = {name: token for name, token in self._names.items() if token is not None}
-    return self.chat_template, names
+    return self.chat_template, {**names, **self._template_tokens}
 
   @functools.cached_property
   def fingerprint(self) -> str:
@@ -361,6 +371,7 @@ class Tokenizer:
       'tokenizer_class': 'PreTrainedTokenizerFast',
       'clean_up_tokenization_spaces': False,
       **self._names,
+      **self._template_tokens,
     }
     if self.chat_template is not None:
       config |= {'chat_template': self.chat_template}

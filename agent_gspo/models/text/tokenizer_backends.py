@@ -87,8 +87,8 @@ def add_listed(
   for i, token in tokens.items():
     if (found := backend.token_to_id(token.content)) != i:
       raise ValueError(
-        f'{config.where}: added_tokens_decoder has {token.content!r} as id {i}, and tokenizer.json '
-        f'as {found}. {_SAVE}'
+        f'{config.where}: added_tokens_decoder has {token.content!r} as id {i}; with '
+        f'tokenizer.json it is {found}. {_SAVE}'
       )
   known = {token.content for token in backend.get_added_tokens_decoder().values()}
   alone = ((added.where, name) for name in added.values)
