@@ -284,8 +284,13 @@ def _check_lengths(
   return tuple(found)
 
 
-def check_teacher(parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer: Tokenizer) -> None:
+def check_teacher(
+  parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer: Tokenizer
+) -> tuple[PromptLengths, ...]:
   """Checks that a packed row holds an answer at the longest prompt of the team that teaches.
+
+  Returns:
+    The prompt lengths of each of its agents.
 
   Raises:
     ValueError: It does not.
@@ -293,12 +298,15 @@ def check_teacher(parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer:
   writers = teacher.team.prompt_writers(tokenizer)
   train = teacher.task.questions('train')
   questions = [train[i] for i in _measured(train)]
-  longest = functools.partial(_longest, questions)
-  agent = teacher.team.num_agents - 1
-  question, turns = _longest_turns(teacher, writers, agent, questions, longest)
+  longest, found = functools.partial(_longest, questions), list[PromptLengths]()
+  for agent, writer in enumerate(writers):
+    question, turns = _longest_turns(teacher, writers, agent, questions, longest)
+    opening = writer.begin(question, agent).prompt([], _most_left(teacher))
+    found.append(PromptLengths(len(opening), turns))
   needed, name = max(turns) + parts.team.message_cap(0), parts.config.objective.teacher
   reads = f'can read {needed} tokens about question {question.id}, the answer included'
   _check_row(parts, needed, f'the team of objective.teacher={name!r} {reads}')
+  return tuple(found)
 
 
 def _check_row(parts: config_lib.Parts, needed: int, cause: str) -> None:

@@ -197,8 +197,10 @@ def _find(parts: config_lib.Parts) -> tuple[Setup, Plan, Model]:
   prompts = prompt_checks.check(
     parts, model.tokenizer, {'': model.config.max_positions, **contexts}
   )
+  taught_by = None
   if teacher:
-    prompt_checks.check_teacher(parts, teacher, model.tokenizer)
+    lengths = prompt_checks.check_teacher(parts, teacher, model.tokenizer)
+    taught_by = teacher.team, lengths
   optimizer = make_optimizer(parts)
   with_adapters = _as_run(parts, model.config).replace(
     lora_rank=options.lora_rank,
@@ -206,18 +208,21 @@ def _find(parts: config_lib.Parts) -> tuple[Setup, Plan, Model]:
     num_adapters=parts.sharing.num_adapters,
   )
 
-  def planned(gather_once: bool) -> tuple[Sampler, Plan]:
-    sampler = _sampler(parts, with_adapters, own, gather_once=gather_once)
-    others = {source: member.sampler for source, member in found.items()}
-    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts, others)
+  def planned(gather_once: bool) -> tuple[Sampler, dict[str, Sampler], Plan]:
+    make = functools.partial(_sampler, parts, placement=own, gather_once=gather_once)
+    sampler = make(with_adapters)
+    others = {source: make(member.sampler.config) for source, member in found.items()}
+    plan = plan_lib.make(parts, placement, sampler, optimizer, prompts, others, taught_by)
+    return sampler, others, plan
 
   gather = config.sampler.gather_weights
-  sampler, plan = planned(gather != 'each_token')
+  sampler, others, plan = planned(gather != 'each_token')
   if gather == 'auto' and sampler.placement.cut_by_fsdp:
-    of_sampler = plan.actors or plan
-    _, writing, *_ = of_sampler.programs
-    if not of_sampler.has_room_for(writing):
-      sampler, plan = planned(False)
+    of_samplers = plan.actors or plan
+    writing = of_samplers.programs[1 : 2 * len(found) + 2 : 2]
+    if not all(map(of_samplers.has_room_for, writing)):
+      sampler, others, plan = planned(False)
+  found = {source: dataclasses.replace(m, sampler=others[source]) for source, m in found.items()}
   setup = Setup(
     **vars(parts),
     model=_decoder(sampler.config, placement),

@@ -159,7 +159,7 @@ import micro_run
 from agent_gspo.config import check
 from agent_gspo.training import plan, setup
 
-found = {}
+found, both = {}, {}  # `both`: with a larger model beside, which in 'auto' has too little room
 for gather in ('once', 'each_token', 'auto'):
   parts = check.check(micro_run.changed(mesh__fsdp=4, sampler__gather_weights=gather))
   found[gather] = {}
@@ -167,6 +167,19 @@ for gather in ('once', 'each_token', 'auto'):
     plan._memory = lambda: memory
     writing = setup.plan(parts).programs[1]
     found[gather][str(memory)] = writing.name, writing.bytes
+  plan._memory = lambda: None
+  parts = check.check(micro_run.changed(
+    mesh__fsdp=4,
+    sampler__gather_weights=gather,
+    team__roles__solver__model='random:small',
+    team__roles__solver__trains=True,
+  ))
+  if gather == 'auto':
+    large = setup.plan(parts)
+    room = sum(large.state.values()) + large.programs[3].bytes - 1
+    plan._memory = lambda: room
+  both[gather] = [p.name for p in setup.plan(parts).programs[1:4:2]]
+found['both'] = both
 """
 
 _TRAIN = """
@@ -356,6 +369,8 @@ def test_weights_are_gathered_once_if_that_fits():
   assert found['each_token']['None'][1] < found['once']['None'][1]
   for memory, gather in (('None', 'once'), (str(2**30), 'once'), (str(2**20), 'each_token')):
     assert found['auto'][memory] == found[gather][memory]
+  once = ['writing messages'] * 2
+  assert found['both'] == {'once': once, 'each_token': [each_token] * 2, 'auto': [each_token] * 2}
 
 
 @pytest.mark.slow

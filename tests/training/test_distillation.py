@@ -23,7 +23,7 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import communication
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import distillation, prompt_checks
+from agent_gspo.training import costs, distillation, prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
@@ -167,6 +167,14 @@ def test_a_teacher_is_read_once(tmp_path):
   setup = setup_lib.build(config_lib.check(values))
   path.unlink()
   assert setup.teacher.team.names == team.team.names
+  # Its talk is planned, and the answers behind it: about as much as the team's own rollout.
+  alone = micro_run.changed(**{**ALONE, **files, 'objective__teacher': ''})
+  alone['task']['options']['whole_problem'] = True
+  more = setup.plan.positions - setup_lib.plan(config_lib.check(alone)).positions
+  prompts = prompt_checks.check_teacher(setup, setup.teacher, setup.tokenizer)
+  talk = costs.rollout({'': setup.model.config}, team.team, prompts, 16, 1).positions
+  answers = 16 * setup.config.rollout.group_size
+  assert more == talk + answers * (prompts[-1].turns[-1] + setup.team.message_cap(0))
 
 
 def test_another_team_is_refused(tmp_path, monkeypatch):
