@@ -29,7 +29,7 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.grading import equations
 from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.types import Question
-from agent_gspo.values import is_text
+from agent_gspo.values import is_text, shown
 
 _PYTHON_LIMITS = sandbox.Limits(cpu_seconds=2, output_bytes=1 << 14)
 _TIMES = ('wall time', 'idle', 'cpu time')  # limits of `sandbox.Outcome.stopped`
@@ -125,14 +125,24 @@ def find(name: str, field: str) -> Tool:
   """Returns the tool of a name: a key of `TOOLS`, or 'module:TOOL'.
 
   Raises:
-    ValueError: if there is none; names `field` and the remedy.
+    ValueError: if there is none, or one of its fields has another type; names `field` and the
+      remedy.
   """
   if not plugins.is_plugin(name):
     return plugins.find(TOOLS, name, field)
   found = plugins.load(name, field)
   if not isinstance(found, Tool):
     raise ValueError(f'{field}={name!r} is a {type(found).__name__}; must be a teams.tools.Tool.')
-  if len(plugins.inputs_of(found.result)) != 2:
+  texts = lambda value: isinstance(value, list | tuple) and all(map(is_text, value))
+  for part, fits, must in (
+    ('mark', lambda value: is_text(value) and value.strip(), 'a text that is not blank'),
+    ('result', callable, 'a function'),
+    ('words', texts, 'a tuple of texts'),
+    ('check', callable, 'a function'),
+  ):
+    if not fits(value := getattr(found, part)):
+      raise ValueError(f'{field}={name!r}: {part} is {shown(value)}; must be {must}.')
+  if len(plugins.call(field, name, plugins.inputs_of, found.result)) != 2:
     raise ValueError(f'{field}={name!r}: result must take two arguments, message and question.')
   return found
 

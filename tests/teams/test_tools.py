@@ -360,6 +360,11 @@ def test_a_vocabulary_without_an_equals_sign():
 WEATHER = Tool('?', lambda message, question: 'rain' if message.endswith('Oslo?') else None)
 BROKEN = Tool('?', lambda message, question: 1 / 0)
 OLD = Tool('?', lambda message: None)
+SAYS = lambda message, question: 'rain'
+NO_MARK, BLANK, NUMBER = Tool('', SAYS), Tool(' ', SAYS), Tool(5, SAYS)
+BUILT_IN = Tool('?', str)
+NO_RESULT, TEXT, NO_CHECK = Tool('?', None), Tool('?', 'rain'), Tool('?', SAYS, check=True)
+ONE_WORD, NO_WORDS = Tool('?', SAYS, words='rain'), Tool('?', SAYS, words=('rain', 5))
 
 
 def test_a_tool_of_ones_own_stands_beside_the_others(monkeypatch):
@@ -386,7 +391,21 @@ def test_an_endpoints_count_of_tokens_outlasts_the_tools_of_others():
   [
     ({'tools': ('abacus',)}, r"team.roles.agent.tools='abacus' is unknown; use .*calculator"),
     ({'tools': ('test_tools:TOKENIZER',)}, r'is a Tokenizer; must be a teams.tools.Tool'),
+    ({'tools': ('test_tools:BUILT_IN',)}, r"tools='test_tools:BUILT_IN': ValueError: no signature"),
     ({'tools': ('test_tools:OLD',)}, r'must take two arguments, message and question'),
+    *(
+      (
+        {'tools': (f'test_tools:{name}',)},
+        rf"tools='test_tools:{name}': {field} is .*; must be {must}",
+      )
+      for field, must, names in (
+        ('mark', 'a text that is not blank', ('NO_MARK', 'BLANK', 'NUMBER')),
+        ('result', 'a function', ('NO_RESULT', 'TEXT')),
+        ('check', 'a function', ('NO_CHECK',)),
+        ('words', 'a tuple of texts', ('ONE_WORD', 'NO_WORDS')),
+      )
+      for name in names
+    ),
     ({'tools': 'calculator'}, r"tools='calculator' must be a tuple"),
   ],
 )
