@@ -95,11 +95,17 @@ class TextGame(DrawnWorld):
     """Plays the text of the player whose turn it is.
 
     If the game raises, the text was no action: the episode ends without a reward.
+
+    Raises:
+      PluginError: The game has a bug: an attribute, a name or a module is missing.
     """
     (text,) = texts.values()
     state = dataclasses.replace(state, actions=(*state.actions, text))
     try:
       game, done = self._replayed(state)
+    except (AttributeError, ImportError, NameError):
+      with plugins.guard(f'task.options.game={self.game!r}', self.game.partition(':')[0]):
+        raise
     except Exception:
       return state, {}, True
     if not done:

@@ -14,6 +14,7 @@ import pytest
 
 from agent_gspo.environments.text_game import Played, TextGame
 from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.plugins import PluginError
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -131,6 +132,30 @@ def test_what_is_no_action_ends_the_game_without_a_reward(texts):
       break
     assert not rewards
   assert 0 <= TASK.score(TASK.questions('test')[0], TASK.outcome(state)) <= 1
+
+
+class Buggy(Count):
+  """Reads what it never set."""
+
+  def step(self, action):
+    return self.undefined, {}
+
+
+class Unimported(Count):
+  """Calls what it never imported."""
+
+  def step(self, action):
+    return undefined(action), {}  # noqa: F821
+
+
+@pytest.mark.parametrize(
+  ('game', 'message'), [('Buggy', "AttributeError: .*'undefined'"), ('Unimported', 'NameError: ')]
+)
+def test_a_bug_of_a_game_is_no_wrong_action(game, message):
+  task = TextGame(game=f'test_text_game:{game}')
+  where = rf"task\.options\.game='test_text_game:{game}': {message}.* at test_text_game\.py:\d+"
+  with pytest.raises(PluginError, match=where):
+    task.act(Played(seed=7), {0: '1'})
 
 
 def test_a_missing_factory_is_named():
