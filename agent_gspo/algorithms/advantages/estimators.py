@@ -110,18 +110,22 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   if not isinstance(found, Advantage):
     found = Advantage(values=found, kept=np.ones(count))
   where, old, new = f'advantage.name={name!r}', fields.get('baselines'), found.baselines
-  if new is not None and old is None:
-    raise plugins.PluginError(
-      f'{where} returned baselines, but does not read `baselines`: take that parameter too.'
-    )
   vector = lambda what, values, count, each: plugins.vector(
     f'{where}{what}', values, count, each
   ).astype(np.float32)
+  if new is None:
+    new = old
+  elif old is None:
+    raise plugins.PluginError(
+      f'{where} returned baselines, but does not read `baselines`: take that parameter too.'
+    )
+  else:
+    new = vector(', as baselines,', new, len(old), 'role')
   return dataclasses.replace(
     found,
     values=vector('', found.values, count, 'message'),
     kept=vector(', as kept,', found.kept, count, 'message'),
-    baselines=old if new is None else vector(', as baselines,', new, len(old), 'role'),
+    baselines=new,
   )
 
 
