@@ -97,17 +97,19 @@ class TextGame(DrawnWorld):
     If the game raises, the text was no action: the episode ends without a reward.
 
     Raises:
-      PluginError: The game has a bug: an attribute, a name or a module is missing.
+      PluginError: The game has a bug: an attribute, a name or a module is missing. An attribute of
+        None is a match that the game did not check, so that the text was no action.
     """
     (text,) = texts.values()
     state = dataclasses.replace(state, actions=(*state.actions, text))
     try:
       game, done = self._replayed(state)
-    except (AttributeError, ImportError, NameError):
+    except Exception as error:
+      unmatched = isinstance(error, AttributeError) and error.obj is None
+      if unmatched or not isinstance(error, (AttributeError, ImportError, NameError)):
+        return state, {}, True
       with plugins.guard(f'task.options.game={self.game!r}', self.game.partition(':')[0]):
         raise
-    except Exception:
-      return state, {}, True
     if not done:
       return state, {}, False
     rewards = game.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
 import time
 from concurrent import futures
 
@@ -156,6 +157,18 @@ def test_a_bug_of_a_game_is_no_wrong_action(game, message):
   where = rf"task\.options\.game='test_text_game:{game}': {message}.* at test_text_game\.py:\d+"
   with pytest.raises(PluginError, match=where):
     task.act(Played(seed=7), {0: '1'})
+
+
+class Matched(Count):
+  """Takes a number from any text, without a look at the match."""
+
+  def step(self, action):
+    return super().step(re.match(r'\d+', action).group())
+
+
+def test_a_match_that_a_game_does_not_check_is_a_wrong_action():
+  state, rewards, done = TextGame(game='test_text_game:Matched').act(Played(seed=7), {0: 'x'})
+  assert (state.result, rewards, done) == (0.0, {}, True)
 
 
 def test_a_missing_factory_is_named():
