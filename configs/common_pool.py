@@ -1,21 +1,21 @@
 """Four agents harvest from one stock for three months: do they spare it?
 
-  python launch/train.py --config=configs/common_pool.py --workdir=runs/pool   # 7 minutes
+  python launch/train.py --config=configs/common_pool.py --workdir=runs/pool   # 4 minutes
 
 An agent earns 1 in an episode by a fair share of what grows back in fair weather. 100 test
 questions at temperature 1, mean [lowest, highest] of seeds 0, 1, 2 (--config.seed), one core of an
-AMD EPYC beside other work, 2026-11-27:
+AMD EPYC beside other work, 2026-11-30:
 
                                             an agent earns      stock kept, %       tokens
-  after SFT                                 0.74 [0.73, 0.76]   89.3 [87.0, 94.0]   66.3
-  config: each agent has its own harvest    0.73 [0.72, 0.73]    0.3 [0.0, 1.0]     67.8
+  after SFT                                 0.74 [0.73, 0.76]   89.3 [87.0, 94.0]   66.4
+  config: each agent has its own harvest    0.74 [0.74, 0.74]    0.0 [0.0, 0.0]     47.5
   --config.advantage.name=advantage_alignment
-                                            0.84 [0.78, 0.94]    2.0 [1.0, 4.0]     26.6
-  --config.task.options.rewards=shared      1.03 [1.01, 1.04]   27.7 [26.0, 30.0]   69.4
+                                            0.81 [0.79, 0.83]    1.7 [0.0, 5.0]     30.3
+  --config.task.options.rewards=shared      1.04 [1.00, 1.05]   19.3 [11.0, 25.0]   72.6
 
-With rewards of their own the agents race for the stock, and earn no more than before RL. With the
-advantages of others (`advantage_alignment`) they wait longer, and talk less. With one reward they
-spare the stock until the last month, when nothing is left to spare it for.
+With rewards of their own the agents take the whole stock in the first month, and earn no more than
+before RL. With the advantages of others (`advantage_alignment`) they wait longer, and talk less.
+With one reward they spare the stock until the last month, when nothing is left to spare it for.
 """
 
 from ml_collections import config_dict
