@@ -125,7 +125,7 @@ def test_a_group_that_never_is_silent_learns_silence_where_the_note_does_not_pay
 
 
 def test_silence_is_not_unlearned_for_what_reading_its_prompt_costs():
-  """Where the cost is money a silent message pays for its prompt, too."""
+  """Charges silence for its prompt, as `reward.cost='money'` does."""
   assert not _worth([0.0] * 4, 0.3, silence_costs=0.3).any()
   found = _worth([0.6, 0.0, 0.0, 0.0], [0.35, 0.3, 0.3, 0.3], silence_costs=0.3, std_floor=0.3)
   np.testing.assert_allclose(found, np.array([0.0075, -0.0025, -0.0025, -0.0025]) / 0.3, atol=1e-6)

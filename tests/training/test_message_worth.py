@@ -38,6 +38,12 @@ class _Gold(scripted_teams.Echo):
     return 'delta' if agent == 0 else ''
 
 
+def _begun(config):
+  """Returns setup, learner and first state of a run."""
+  setup = setup_lib.build(config_lib.check(config))
+  return setup, setup_lib.make_learner(setup), setup_lib.init_state(setup, setup.params)
+
+
 def _measured(said, name='leave_one_out', topology='star', value=None, **team):
   """Gains where the value of a prompt is `value(prompt, answer)`, nats."""
   team = scripted_teams.team(topology, max_message_tokens=40, **team)
@@ -162,9 +168,7 @@ def test_of_a_real_rollout(name):
     fields['advantage__options'] = {'samples': 3}
     fields['team__roles__informant__opening'] = '{question} note {note} {answer}'
   config = micro_run.changed(**fields)
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:2], 2, policy)
   prices = {'lambda_tok': 0.02, 'lambda_turn': 0.0, 'lambda_rep': 0.0}
@@ -213,9 +217,7 @@ def test_a_step_learns_from_gains(name, options):
   config = micro_run.changed(
     algorithm='worth', advantage__name=name, advantage__options=options, steps=2
   )
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   assert np.isfinite(result.advantages).all()
   assert np.isfinite(result.worth.gain[[m.agent < 2 for m in result.rollout.messages]]).all()
@@ -231,9 +233,7 @@ def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeyp
     config_lib.check(config)
   whole = lambda self, question: (('', f'{question.answer} .'),)
   monkeypatch.setattr(RelayTask, 'gold_messages', whole)
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   assert result.metrics['policy/ratio_first_minibatch_error_max'] < 1e-4
   said, gold = result.rollout.messages, result.worth.gold
@@ -287,9 +287,7 @@ def test_parameters_in_a_file_are_evaluated_as_those_in_memory():
 def test_a_price_above_what_relevant_notes_gain_is_told(price, told):
   config = micro_run.changed(algorithm='worth', steps=2, budget__lambda_tok=price)
   config['advantage']['options'] = {'nats': 1000.0}
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   text = price_warning(setup.config, result.metrics)
   assert (text is not None) == (told or result.metrics['worth/relevant_plain_pays'] < 0.5)
@@ -306,9 +304,7 @@ def test_plain_notes_cost_the_same_whatever_was_said_in_their_place():
     team__max_message_tokens=16,
     learner__pack_length=160,
   )
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   found = []
   for said in ('', None):
     tells = lambda turn, said=said: (
@@ -345,9 +341,7 @@ def test_silence_costs_what_a_silent_message_costs(cost):
     team__max_message_tokens=16,
     learner__pack_length=160,
   )
-  setup = setup_lib.build(config_lib.check(config))
-  learner = setup_lib.make_learner(setup)
-  state = setup_lib.init_state(setup, setup.params)
+  setup, learner, state = _begun(config)
   said = lambda turn: '' if turn.sample else setup.task.plain_message(turn.question, turn.agent)
   policy = ScriptedPolicy(said, setup.tokenizer)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:1], 2, policy)
