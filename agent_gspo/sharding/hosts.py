@@ -97,6 +97,11 @@ def agreed(decide: Callable[[], T]) -> T:
   return encoding.decode(_sum(data).tobytes())
 
 
+def barrier() -> None:
+  """Waits until all processes call this."""
+  gather(None)
+
+
 def any_of(flag: bool) -> bool:
   """Returns whether `flag` is set in at least one process."""
   return any(gather(flag))

@@ -134,7 +134,7 @@ class Checkpoints:
       work.enter_context(disk.writing(f'checkpoint {step}', self.directory))
       work.enter_context(adding)
       orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
-      hosts.gather(None)  # the first process cleans up before any other writes
+      hosts.barrier()  # the first process cleans up before any other writes
       orbax.save(  # returns when arrays on accelerators are copied
         folder,
         args=ocp.args.Composite(

@@ -73,7 +73,7 @@ def gather():
 
 thread = threading.Thread(target=gather)
 thread.start()
-hosts.gather(None)  # of the main threads, meanwhile
+hosts.barrier()  # of the main threads, meanwhile
 thread.join()
 """
 
