@@ -1,4 +1,4 @@
-"""What holds for every test of the suite."""
+"""Configures pytest and JAX for all tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import micro_run
 import pytest
 
 _SETTINGS = {
-  # `[N] + [N, 1]` is a mistake far more often than it is meant: an error in all tests.
+  # `[N] + [N, 1]` is usually a mistake: an error in all tests.
   'jax_numpy_rank_promotion': 'raise',
   # GPUs and TPUs multiply float32 with fewer bits unless told otherwise.
   'jax_default_matmul_precision': 'highest',
@@ -19,9 +19,9 @@ _SETTINGS = {
 
 
 def pytest_configure(config):
-  """A folder of the session and XLA's flags, which xdist's workers inherit."""
+  """Sets a folder of the session and XLA's flags, which xdist's workers inherit."""
   if micro_run.SESSION not in os.environ:
-    if importlib.util.find_spec('libtpu') is None:  # it ends the process at a flag of CPUs
+    if importlib.util.find_spec('libtpu') is None:  # libtpu ends the process at a CPU flag
       # Compiles in half the time; jaxlib 0.7 to 0.12 know the flag.
       os.environ['XLA_FLAGS'] = micro_run.xla_flags('--xla_cpu_use_fusion_emitters=false')
     holder = tempfile.TemporaryDirectory()
@@ -32,9 +32,9 @@ def pytest_configure(config):
 
 @pytest.fixture(scope='session', autouse=True)
 def _jax_settings():
-  """Strict shapes and full precision; and what one test compiles serves all of the session.
+  """Sets strict shapes, full precision and a compilation cache that the session shares.
 
-  So tolerances mean the same on every device. A folder of programs that is set already stays.
+  Tolerances are then the same on every device. A cache folder that is already set stays.
   """
   settings = dict(_SETTINGS)
   if not jax.config.jax_compilation_cache_dir:

@@ -1,6 +1,6 @@
 """Provides objectives, advantages, budgets and selection rules as functions of arrays.
 
-Usable without the rest of the package, as in docs/library.md. Names are imported on first use.
+They work without the rest of the package, see docs/library.md. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from agent_gspo import lazy
 
 _OBJECTIVES = 'agent_gspo.algorithms.objectives.'
 _ADVANTAGES = 'agent_gspo.algorithms.advantages.'
-# Name -> module.
 _PUBLIC = {
   **dict.fromkeys(
     ('OBJECTIVES', 'Objective', 'ObjectiveSpec', 'cispo', 'dapo', 'dr_grpo', 'gmpo', 'grpo', 'gspo',

@@ -166,7 +166,7 @@ def multiplier(
     lambda budget = clip(integral + eta lookahead e, lambda_min budget, lambda_max budget)
 
   With `lookahead = 0` this is dual ascent, `lambda <- clip(lambda + eta (mean / budget - 1))`,
-  on a smoothed cost, and with shape 'hinge' the rule of Leash (arXiv 2512.21540, eta 0.02).
+  on a smoothed cost, and with `length_rewards.hinge` that of Leash (arXiv 2512.21540, eta 0.02).
   That is not the default: token counts respond to the price like a delayed integrator (they fall
   as long as there is a price, and do not grow again at a price of 0), so pure integral control
   overshoots the budget. The lookahead lowers the price while the cost is still above the budget.
@@ -220,11 +220,11 @@ def accuracy_floor(options: BudgetOptions, state: BudgetState, seen: Observation
 
   A first price above `lambda_max` counts as a share of 1.
 
-  The width is limited by the room above the floor: a floor of 95 % could never reach a price that
-  needs 10 points above it. At `1 / cost` the mean episode costs what a right answer earns: a higher
-  price outweighs the task while messages are long, and then oscillates between its bounds. The
-  share does not grow at the highest price, and one band below the floor the price is 0 for any
-  share. `integral_tok` is `share * lambda_max`.
+  The band is at most half of the gap between floor and 1: a floor of 95 % could never reach a price
+  needing 10 points above it. At `1 / cost` the mean episode costs as much as a right answer earns:
+  a higher price outweighs the task while messages are long, and then oscillates between its bounds.
+  The share does not grow at the highest price, and one band below the floor the price is 0 for
+  any share. `integral_tok` is `share * lambda_max`.
   """
   lambda_max = options.lambda_max
   kept = jnp.maximum(options.floor, options.floor_of_best * state.best_accuracy)

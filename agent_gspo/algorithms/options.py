@@ -182,7 +182,7 @@ class BudgetOptions(Section, name='budget'):
       if not is_text(words) or not words.strip():
         raise ValueError(f'budget.told_words holds {shown(words)}, which is no text to read.')
     if self.mode != 'fixed' and not self.lambda_max:
-      raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
+      raise ValueError(f'budget.lambda_max=0 must be above 0 with budget.mode={self.mode!r}.')
     for field, modes in _ONLY_UNDER.items():
       if getattr(self, field) and self.mode not in modes:
         others = ' or '.join(map(repr, modes))
@@ -236,7 +236,7 @@ class BudgetOptions(Section, name='budget'):
       )
     if self.mode == 'target' and not self.budget_episode:
       raise ValueError(
-        "budget.mode='target' needs budget.budget_episode above 0: what evaluations tell."
+        "budget.mode='target' needs budget.budget_episode above 0: the budget in evaluations."
       )
 
   @property

@@ -11,16 +11,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-  """Attributes:
-  objective: Key of `objectives.OBJECTIVES`.
-  advantage: Key of `advantages.ADVANTAGES`.
-  costs: Treatment of the price, one of `options.COSTS`.
-  grouping: Groups for comparing rewards, one of `options.GROUPINGS`.
-  selection: Selection rule of questions, key of `selection.SELECTIONS`.
-  order: Order of mini-batches, see `learner.order` of the config.
-  clip_low, clip_high: Clip bounds; None for the objective's own.
-  opsm_threshold: Threshold of `off_policy.opsm`, None for no mask.
-  resample: Most extra rollouts to replace questions without task-score variance (DAPO).
+  """Combination of algorithms that fills in empty config fields.
+
+  Attributes:
+    objective: Key of `objectives.OBJECTIVES`.
+    advantage: Key of `advantages.ADVANTAGES`.
+    costs: Treatment of the price, one of `options.COSTS`.
+    grouping: Groups for comparing rewards, one of `options.GROUPINGS`.
+    selection: Selection rule of questions, key of `selection.SELECTIONS`.
+    order: Order of mini-batches, see `learner.order` of the config.
+    clip_low, clip_high: Clip bounds; None for the objective's own.
+    opsm_threshold: Threshold of `off_policy.opsm`, None for no mask.
+    resample: Most extra rollouts to replace questions without task-score variance (DAPO).
   """
 
   objective: str = 'grpo'

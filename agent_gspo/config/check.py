@@ -40,7 +40,7 @@ S = TypeVar('S', bound=Section)
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
 
-# Under `rollout.branches` nothing may depend on what follows a turn.
+# Values that `rollout.branches` needs: candidates are compared before later turns exist.
 _WITH_BRANCHES = {
   'advantage.grouping': 'episode_turn_agent',
   'reward.discount': 0,
@@ -202,8 +202,8 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     available = len(asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
-        f'task.options: task {task.name!r} has {available} training questions; a run keeps account '
-        f'of at most {_MAX_TRAINING_QUESTIONS}. Give it fewer.'
+        f'task.options: task {task.name!r} has {available} training questions; a run stores data '
+        f'for at most {_MAX_TRAINING_QUESTIONS}. Give it fewer.'
       )
     if config.rollout.questions > available:
       of_them = ' that sft.held_back leaves to RL' if config.sft.held_back else ''
@@ -258,8 +258,8 @@ def _check_algorithm(config: Config, team: Team) -> None:
       config.budget.charges or reward.length_reward != 'linear'
     ):
       raise ValueError(
-        "rollout.group_size=1 with advantage.costs='apart': what a conversation costs is compared "
-        'with the others about its question, of which there are none. Set '
+        "rollout.group_size=1 with advantage.costs='apart': the cost of an episode is compared "
+        'with those of other episodes about its question. Set '
         "advantage.costs='inside', or take 2 or more."
       )
     if config.selection.resample:
@@ -436,8 +436,8 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
     )
   if config.evaluation.untrained == 'last':
     raise ValueError(
-      f"evaluation.untrained='last' with {options.length}: the team that SFT "
-      "ends with is gone by then. Set it to 'first'."
+      f"evaluation.untrained='last' with {options.length}: the team after "
+      "SFT is not kept that long. Set it to 'first'."
     )
   roles = sorted({role.name for role in team.roles})
   for role in options.role_shares:

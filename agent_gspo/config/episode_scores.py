@@ -56,8 +56,8 @@ def check(config: Config, task: Task, team: Team) -> None:
   ):
     if reads_accuracy:
       raise ValueError(
-        f'{field}={value!r} with {where}, whose mean is one half for each question: it tells no '
-        f'question from another. Set another {field}.'
+        f'{field}={value!r} with {where}, whose mean is one half for each question: questions '
+        f'do not differ in it. Set another {field}.'
       )
   if config.budget.charges or reward.length_reward != 'linear':
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Checks teams with agents that read the gold answer, and the estimator that pays them."""
+"""Validates teams with agents that read the gold answer, and the estimator that rewards hints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_gspo.teams.team import Team
 
 
 def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
-  """Raises ValueError if nobody could learn to give hints, or to do without them."""
+  """Raises ValueError if hints cannot be given, or cannot be learned from."""
   hinters = sorted(team.hinters)
   if hinters:
     where = f'team.roles.{team.roles[hinters[0]].name}.opening'
@@ -20,7 +20,7 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
       )
     if not asked(task, config.sft.held_back)[0].answer.strip():
       raise ValueError(
-        f'{where} shows the gold answer, and task {task.name!r} has none in words. Remove '
+        f'{where} shows the gold answer, and task {task.name!r} has none as text. Remove '
         '{answer}.'
       )
   if config.advantage.name != 'hill':

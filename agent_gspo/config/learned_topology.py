@@ -35,7 +35,7 @@ def resolve(options: TeamOptions) -> TeamOptions:
   folder = name.removeprefix(_PREFIX)
   if not folder.strip():  # else it would be the working directory
     raise ValueError(
-      f'team.topology={name!r} names no folder: name the workdir of a run behind the colon.'
+      f'team.topology={name!r} names no folder: name the workdir of a run after the colon.'
     )
   try:
     run = records.load_run(disk.folder(folder, 'team.topology'))

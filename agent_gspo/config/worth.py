@@ -13,7 +13,7 @@ _MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subs
 
 
 def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
-  """Raises ValueError where the worth of messages is asked for, but cannot be measured."""
+  """Raises ValueError if an option needs the worth of messages, which cannot be measured."""
   name, reader = config.advantage.name, team.num_agents - 1
   gains = name in estimators.GAINS
   if gains:
@@ -35,8 +35,8 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     )
   if not players:
     raise ValueError(
-      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
-      f'anything to it. Choose another team.topology, or {other}.'
+      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody, so that no message '
+      f'has a worth. Choose another team.topology, or {other}.'
     )
   if team.roles[reader].shows_left:
     raise ValueError(

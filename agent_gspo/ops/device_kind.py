@@ -1,4 +1,4 @@
-"""Tells which kind of device programs are planned for."""
+"""Selects the kind of device that programs are planned for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def current() -> str:
 def planned_for(kind: str) -> Iterator[None]:
   """Makes `current` return `kind`: 'cpu', 'gpu' or 'tpu', or '' for that of the devices here.
 
-  For plans of runs elsewhere; programs that run meanwhile stay those of the devices here.
+  Serves to plan runs on other machines; programs that run meanwhile use the devices here.
   """
   token = _PLANNED.set(kind)
   try:

@@ -1,4 +1,4 @@
-"""Routes tokens to experts and applies them: no expert has a limit, so no token is dropped."""
+"""Routes tokens to experts and applies them, without capacity limits: no token is dropped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def route(x: jax.Array, router: jax.Array, count: int) -> tuple[jax.Array, jax.A
 
 
 def weights_of(experts: jax.Array, probabilities: jax.Array, *, normalize: bool) -> jax.Array:
-  """Returns the weights `[..., k]` of experts; with `normalize` they sum to 1."""
+  """Gathers `probabilities` `[..., E]` at `experts` `[..., k]`; `normalize` makes them sum to 1."""
   weights = jnp.take_along_axis(probabilities, experts, axis=-1)
   return weights / weights.sum(axis=-1, keepdims=True) if normalize else weights
 

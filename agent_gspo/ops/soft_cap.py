@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 
 def apply(x: jax.Array, cap: float | None) -> jax.Array:
-  """Returns `cap * tanh(x / cap)`, below `cap` in size; without a cap `x`."""
+  """Returns `cap * tanh(x / cap)`, elementwise; `x` if `cap` is None."""
   return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def times_slope(gradient: jax.Array, capped: jax.Array, cap: float | None) -> jax.Array:
-  """Returns the gradient by `x` from that by `capped = apply(x, cap)`.
+  """Returns the gradient with respect to `x`, given that of `capped = apply(x, cap)`.
 
   Masked entries, far below `-cap`, get 0.
   """

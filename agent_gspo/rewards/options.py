@@ -76,7 +76,7 @@ class RewardOptions(Section, name='reward'):
     if self.cost == 'money' and fewest is not None and 'min_tokens' not in given:
       raise ValueError(
         f"reward.length_reward={self.length_reward!r} with reward.cost='money': its "
-        f'min_tokens={fewest:g} would count money. Say what an episode should cost at least: '
+        f'min_tokens={fewest:g} would count money. Set the lowest cost of an episode: '
         "reward.length_reward_options='min_tokens=...'."
       )
 

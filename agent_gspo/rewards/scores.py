@@ -60,10 +60,9 @@ def collective_vote(answers: Sequence[str | None], authors: np.ndarray) -> np.nd
 def tournament(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
   """Computes the share of its round robin that each episode wins, float64 `[G]`.
 
-  The comparator is exact where ArenaRL (arXiv 2601.06487) asks a judge: the higher task score
-  wins, of equal ones the lower cost; a tie is half a win. So prices need no scale. The share is
-  the rank of an *episode*: it credits all its messages alike, those of silent agents too, whatever
-  `reward.credit` says.
+  The higher task score wins, of equal ones the lower cost, so no price is needed; a tie is half a
+  win. ArenaRL (arXiv 2601.06487) compares by a judge model instead. The share ranks *episodes*:
+  all messages of one, silent ones included, have the same score under any `reward.credit`.
 
   Args:
     scores: Task scores, float `[G]`.
@@ -80,7 +79,7 @@ def scored(
   """Returns the rollout with the scores of `reward.score` as its task scores.
 
   Args:
-    options: Reward options. Their gate limits the tournament: outside of it costs do not count, or
+    options: Reward options. In a tournament costs count only where their gate is open; elsewhere
       groups of wrong answers would teach silence.
     rollout: Episodes with the task's scores.
     canonical: Normalizes answers, see `Task.canonical`.

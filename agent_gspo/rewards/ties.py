@@ -1,9 +1,8 @@
-"""Computes what groups with tied task scores teach.
+"""Computes the learning signal of groups with tied task scores.
 
-In such a group the task score has no effect, and the other terms of the advantage teach alone.
-Divided by the group's spread, they do so at full strength for any price above 0: all-wrong groups
-then push a team into silence. The effect is computed on one small batch with the run's own reward
-and advantage.
+In such a group only the other reward terms differ. Divided by the group's spread, they have full
+strength at any price above 0: all-wrong groups then push a team into silence. The effect is
+computed on one small batch with the run's own reward and advantage.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
         ('gain', 'plain_gain', 'plain_costs', 'silence_costs'), np.full(len(ones), np.nan)
       ),
       gold=np.zeros(len(ones), bool),
-      role=rollout.episode,  # a running baseline is that of earlier episodes: none of these
+      role=rollout.episode,  # a running baseline is of earlier episodes: here there are none
       baselines=0 * ones,
     )
     found = estimators.advantage(inputs, name, costs=costs, **options)
@@ -86,7 +85,7 @@ def what_ties_teach(
   length: int,
   lambda_turn: float = 0.0,
 ) -> Ties:
-  """Computes what tied groups teach under a reward and an advantage, to be printed at start.
+  """Computes the signal of tied groups under a reward and an advantage, printed at the start.
 
   Args:
     options: Reward options.
@@ -95,9 +94,9 @@ def what_ties_teach(
     length: Tokens written in a talkative episode.
     lambda_turn: Price of a message that is not silent.
   """
-  options = dataclasses.replace(options, payers=(), prices={})  # of an agent that pays
+  options = dataclasses.replace(options, payers=(), prices={})  # as for an agent that pays
   rollout = _rollout(length)
-  if options.score == 'tournament':  # others give answers these scores
+  if options.score == 'tournament':  # other rules give answers such scores
     rollout = scored(options, rollout, str)
 
   def signals(price: float) -> tuple[dict[str, float], float]:

@@ -150,7 +150,7 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> Decoding:
 def decode(model, draw, weights, shards, params, state: Decoding, control) -> Decoding:
   """Decodes until at most `shrink_at` rows per shard are live, or `pause_at` tokens are written.
 
-  With `shrink_at` 0 it decodes until all rows have ended.
+  With `shrink_at` 0, the first condition is that all rows have ended.
   """
   shrink_at, pause_at, temperature, stops = control
   weights_at = weights(params)

@@ -52,7 +52,7 @@ def take(keys: jax.Array, rows: np.ndarray) -> jax.Array:
 
 
 def to_seeds(keys: jax.Array) -> list[int]:
-  """Returns threefry keys `[N]` as signed 64-bit numbers, such as other servers take as seeds."""
+  """Returns threefry keys `[N]` as signed 64-bit numbers, the seeds that other servers accept."""
   high, low = np.asarray(jax.random.key_data(keys)).astype(np.int64).T
   return (high << 32 | low).tolist()
 

@@ -37,8 +37,8 @@ def _once(
 
   Routers of experts stay float32.
 
-  XLA moves no invariants out of loops on GPUs: there each token would round all weights anew, and
-  move four times the bytes.
+  XLA does not hoist loop invariants on GPUs: rounding within the loop would repeat for each token
+  and move four times the bytes.
   """
   whole = partition.gathered(params, config, placement)
 

@@ -185,11 +185,11 @@ class Sampler:
         New ids do not recompile.
       listener: Called after each token from the second on with the index of each prompt of a batch
         and the tokens written for it so far, by one thread per batch. It changes no token; decoding
-        pauses for it, which costs 5 % with SmolLM2-135M on a CPU. What it raises ends sampling.
+        pauses for it, which costs 5 % with SmolLM2-135M on a CPU. Its exceptions end sampling.
       must_speak: Rows that may not begin with one of `silence_ids`, bool `[N]`; log-probs stay
         those of the model. New rows do not recompile.
       silence_ids: The stop ids that leave no text.
-      experts: Return the experts of a mixture.
+      experts: Returns the experts of a mixture in `Samples.experts`.
 
     Raises:
       ValueError: A prompt and its limit exceed the model's context, or an adapter does not exist.

@@ -1,4 +1,4 @@
-"""Runs one episode: who takes a turn when, what each agent reads, how the episode ends.
+"""Runs one episode: schedules turns, delivers messages to their readers, ends with an answer.
 
 An episode is a generator. It yields the turns that are taken at once, is sent a reply to each, and
 returns the team's answer. `rollout` runs many in lockstep, so that one call of the policy samples
@@ -35,7 +35,7 @@ from agent_gspo.types import Message, Question
 from agent_gspo.values import is_number, is_text, shown
 
 ENVIRONMENT = 'environment'
-"""Sender of what an episode tells an agent, see `Conversation.tell`."""
+"""Sender name of texts of the environment, see `Conversation.tell`."""
 
 Episode = Generator[list[Turn], list[Reply], str]
 
@@ -93,8 +93,8 @@ class Conversation:
   ) -> Generator[list[Turn], list[Reply], list[Message]]:
     """Lets agents that do not read one another write at once; returns their messages.
 
-    Each reads what the topology gives it in this round. There is no message of an agent for which
-    the episode's cap leaves no token.
+    Each agent reads the messages that the topology assigns to it in this round. An agent for which
+    the episode's cap leaves no token writes no message.
 
     Raises:
       ValueError: if the topology has no such turn, it was taken before, or is named twice.
@@ -108,8 +108,7 @@ class Conversation:
   ) -> Generator[list[Turn], list[Reply], list[list[Message]]]:
     """Lets agents write `count` times as in `layer`; returns the messages of each candidate.
 
-    All candidates have the same prompts. The conversation goes on from the one that `take` is
-    called with.
+    All candidates have the same prompts. The conversation continues from that passed to `take`.
     """
     if len(set(agents)) < len(agents):
       raise ValueError(f'the episode lets agents {agents} write at once; each must be named once.')
@@ -135,7 +134,7 @@ class Conversation:
     """Adds a text of the environment to an agent's next prompt, framed as a teammate's message.
 
     Raises:
-      TypeError: There is no such agent, or the text is none.
+      TypeError: There is no such agent, or `text` is not a string.
     """
     if agent not in range(self.team.num_agents) or not is_text(text):
       raise TypeError(
@@ -148,11 +147,11 @@ class Conversation:
   def reward(self, agent: int, value: float) -> None:
     """Adds a reward of the environment to an agent's last message, if it has written any.
 
-    Messages with a reward are credited with it and later ones of their author, in place of the
-    task score.
+    In an episode with any reward, each message is credited with its own and its author's later
+    rewards, in place of the task score.
 
     Raises:
-      TypeError: There is no such agent, or the reward is no finite number.
+      TypeError: There is no such agent, or `value` is not a finite number.
     """
     if agent not in range(self.team.num_agents) or not is_number(value):
       raise TypeError(
@@ -275,7 +274,7 @@ class Conversation:
 
 
 def converse(talk: Conversation) -> Episode:
-  """Runs the turns of the team's topology; returns what the team decides."""
+  """Runs the turns of the team's topology; returns the team's answer."""
   for round_, _, agents in talk.team.turns:
     yield from talk.layer(agents, round_)
   return talk.decide()

@@ -101,7 +101,7 @@ class EndpointPolicy:
     ]
 
   def _read(self, turn: Turn, body: bytes) -> Any:
-    """Returns what `_message` makes a message of; called in the event loop's thread.
+    """Parses a body for `_message`; runs in the event loop's thread.
 
     Raises:
       EndpointError: See `_read`.
@@ -116,7 +116,7 @@ class EndpointPolicy:
     """Returns the body of the reply to a request.
 
     Raises:
-      EndpointError: There is none, or its status tells of a failure.
+      EndpointError: There is no reply, or its status is an error.
     """
     try:
       return self._ask(path, fields, lambda body: body).result()
@@ -238,10 +238,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def read_choice(body: bytes) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-  """Returns a reply and its only choice, {} if that is no object.
+  """Returns a reply and its only choice; {} if the choice is not an object.
 
   Raises:
-    BrokenError: The body is not JSON, an error, or has not one choice.
+    BrokenError: The body is not JSON, is an error, or does not have exactly one choice.
   """
   try:
     reply = json.loads(body)
@@ -353,7 +353,7 @@ def check_source(source: str, where: str) -> None:
 
 
 def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint') -> None:
-  """Checks that an address has no credentials, which would end up in files and messages.
+  """Checks that an address has no credentials, which files and messages would show.
 
   Args:
     base_url: Address.
@@ -371,7 +371,7 @@ def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint
   except ValueError:
     whole = False
   if not whole or not re.fullmatch(r'[!-~]+', base_url):
-    raise ValueError(f'{where} is no address; must be one such as https://host/v1.')
+    raise ValueError(f'{where} is no address; must be like https://host/v1.')
   in_path = len(api_key) >= _SECRET and api_key in base_url
   if in_path or '@' in parts.netloc or re.search(r'[?#\\;&=%]', base_url):
     raise ValueError(
@@ -380,8 +380,8 @@ def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint
     )
   if not re.fullmatch(r'[!-~]+', api_key):
     raise ValueError(
-      'OPENAI_API_KEY holds a space or another character that no header can; must be of ASCII '
-      'letters, digits and signs.'
+      'OPENAI_API_KEY has a character that a header cannot contain; must be ASCII letters, digits '
+      'and signs, without spaces.'
     )
 
 

@@ -37,7 +37,7 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True)
 class EnginePolicy(endpoint.EndpointPolicy):
-  """Policy that has a server continue the prompt of each turn, and returns tokens and log-probs.
+  """Policy that samples each turn on a server, and returns tokens and log-probs.
 
   Attributes:
     row_keys: Returns the PRNG key of each turn, `[N]`; sent as seeds.
@@ -80,7 +80,7 @@ class EnginePolicy(endpoint.EndpointPolicy):
 
     Raises:
       RefusedError: The server gave up, or withheld the message.
-      BrokenError: Without ids or log-probs, or they are not those of the whole message.
+      BrokenError: Ids or log-probs are missing, or do not cover the whole message.
     """
     _, choice = endpoint.read_choice(body)
     ids, finish = choice.get('token_ids'), choice.get('finish_reason')

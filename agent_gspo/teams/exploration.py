@@ -1,8 +1,8 @@
-"""Makes authors speak in some episodes of a group, and corrects for it (`rollout.must_speak`).
+"""Forces non-silent messages in some episodes, with importance weights (`rollout.must_speak`).
 
 In the first `n` of the `G` episodes of a group one message, drawn from `K` turns, may not be
-silent: its first token is sampled from the policy `pi` given that it is no silence. Relative to
-`pi`, the density of a group's episodes is then
+silent: its first token is sampled from the policy `pi`, conditioned on not being silent. Relative
+to `pi`, the density of a group's episodes is then
 
     q(e) / pi(e) = 1 - n / G + n / G * mean_k s_k(e),
 
@@ -60,7 +60,7 @@ class Exploration:
       return False
     number = question_number(turn.question.id)
     rng = streams.generator(self.seed, streams.MUST_SPEAK, self.step, number)
-    order = rng.permutation(len(self.turns))  # no turn twice before each came once
+    order = rng.permutation(len(self.turns))  # each turn once before any repeats
     return (turn.agent, turn.round) == self.turns[order[turn.sample % len(self.turns)]]
 
   def weighted(self, batch: RolloutBatch) -> RolloutBatch:

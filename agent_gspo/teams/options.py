@@ -93,23 +93,23 @@ class RolloutOptions(Section, name='rollout'):
     schedule: fixed: with weights exactly `ahead` steps old (at first those of the start), so that
       the run can be repeated. free: the newest weights write each layer, of episodes under way too.
       They take the memory of at most two copies, three with tools; a save waits for no rollouts.
-    replay: Groups with unequal task scores to remember. Where a new group's scores tie, remembered
-      episodes are learned from besides, see `training.replay`. 0: none.
+    replay: Groups with unequal task scores to remember. Where a new group's scores tie, the update
+      adds remembered episodes, see `training.replay`. 0: none.
     replay_age: Steps after which the weights that wrote a remembered episode are too old for it.
     share: Folder through which runs with other seeds exchange episodes, see `training.exchange`.
       Empty: none.
-    shared: Groups of other runs that a step learns from besides, at most.
+    shared: Most groups of other runs that a step adds to its update.
     engine: Server that samples the training rollouts, 'http://host:port/v1#name', see
       `teams.engine`; evaluations are sampled here. Empty: none.
     publish: 'module:function' that gives the engine new weights: called with the parameters, nested
       float32 arrays without adapters, and the step, before rollouts use them. Empty: that of
       `launch/serve.py --engine`.
-    opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
+    opponents: Policies of the sides that do not learn. self: none, all sides learn; pool: copies
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
       have one member of the pool each. Each member takes the memory of the trained parameters.
-    opponent_share: Share of a step's questions with opponents; in the others all sides learn. Past
-      copies alone are answered too late, so that play cycles: 0.2 is a common share.
+    opponent_share: Share of a step's questions with opponents; in the others all sides learn. 0.2
+      is common: best responses to past copies alone lag, and play cycles.
     pool_every: pool: steps between two copies; the parameters at the start are the first one.
     pool_size: pool: newest copies to keep.
   """

@@ -62,7 +62,7 @@ class Turn:
 
   @property
   def begun(self) -> np.ndarray:
-    """Returns what this message begins with, up to a tool's result, int32 `[offset]`."""
+    """Returns the tokens of this message so far, up to a tool's result, int32 `[offset]`."""
     return self.prompt_ids[len(self.prompt_ids) - self.offset :]
 
 
@@ -198,7 +198,7 @@ class ModelPolicy:
     if tell is not None:
       listener = lambda n, ids: tell(turns[n], np.concatenate([turns[n].begun, ids]))
     first: dict[str, Any] = {}
-    if self.must_speak and not turns[0].offset:  # what follows a tool's result begins no message
+    if self.must_speak and not turns[0].offset:  # not the first token after a tool's result
       flags = np.asarray([self.must_speak(turn) for turn in turns])
       first = {'must_speak': flags, 'silence_ids': turns[0].silence_ids}
     samples = self.sampler(

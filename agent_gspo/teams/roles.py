@@ -128,7 +128,7 @@ class Role:
     if fields.count('message') != 1:
       raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}} once.')
     if self.style == 'plain' and not self.separator:
-      raise ValueError(f'{where}.separator is empty; plain messages need something to end them.')
+      raise ValueError(f'{where}.separator is empty; must be the text that ends a plain message.')
     if self.shows_left and self.examples:
       raise ValueError(
         f'{where}.cue={self.cue!r} tells the tokens left, which no example has. Set examples=().'
@@ -183,7 +183,7 @@ def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     raise ValueError(
-      f'{where}={template!r} is no template: {error}. A brace that is meant is written twice.'
+      f'{where}={template!r} is no template: {error}. Write a literal brace twice.'
     ) from None
   fields = _fields(template)
   formats = [f':{form}' if form else f'!{kind}' for _, _, form, kind in parsed if form or kind]

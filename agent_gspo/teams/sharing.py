@@ -60,8 +60,8 @@ def make_sharing(
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if len(others) == len(names):
     raise ValueError(
-      'team.roles.*.model gives every agent another model: that of model.source would learn '
-      'nothing. Set one to empty.'
+      'team.roles.*.model gives every agent another model, so that model.source has no messages '
+      'to learn from. Set one to empty.'
     )
   frozen_others = frozenset(others).difference(learners)
   if kind == 'shared':

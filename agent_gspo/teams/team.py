@@ -33,7 +33,7 @@ class Team:
     max_episode_tokens: Cap on all messages of an episode together, 0 for none; agents of a
       layer share the remainder evenly.
     addressing: Whether messages may begin with addressees, see `teams.addressing`.
-    blanked: Whether nobody reads a message (a probe).
+    blanked: Delivers no message to any agent (a probe).
     sides: Side of each agent; empty if all are on one side.
     tokenizers: Tokenizer of each model of `Role.model`; the others' is that of `model.source`.
       Set once models are opened.
@@ -231,8 +231,7 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
     for name in names:
       if addressing.split(addressing.tag(name)) != ((name,), ''):
         raise ValueError(
-          f'team.addressing=True calls agents by one word, but one is called {name!r}; rename its '
-          'role.'
+          f'team.addressing=True needs one-word names, but one is called {name!r}; rename its role.'
         )
   return Team(
     roles=tuple(roles[member] for member in members),

@@ -2,7 +2,7 @@
 
 A message is sampled up to a tool's mark, the tool's result is inserted, and the agent continues
 after it. Results are not sampled: they count as read tokens, not as written ones, and the loss
-masks them. What fails is a result, too: an inserted text such as `error: timeout`.
+masks them. A failed call also has a result, such as `error: timeout`.
 
     3 + 4 = 7                                      calculator
     ```python print(3 ** 4)``` 81                  python

@@ -125,7 +125,7 @@ class Topology:
     return count
 
   def with_judge(self) -> Topology:
-    """Adds one last agent, which reads everybody's last message."""
+    """Adds one last agent, which reads each agent's last message."""
     judge = self.num_agents
     return dataclasses.replace(
       self,
@@ -151,15 +151,15 @@ def make_topology(
   - 'chain': each reads the one before it.
   - 'star': the last agent reads all others, who do not read one another.
   - 'complete': each reads all before it.
-  - 'debate': nobody reads within a round, everybody reads everybody's last one.
+  - 'debate': no agent reads within a round, each reads all others' messages of the one before.
   - 'layered': `layers` gives the sizes of the layers; each reads the whole layer before.
   - 'dag': `edges` as given, and between rounds `back_edges`.
   - 'learned:<workdir>': see `config.learned_topology`, which makes it a 'dag'.
   - 'module:function': your own, called with `num_agents` and `rounds`, returns a `Topology`.
 
   From the second round on, all but debate (and a dag with back edges of its own) reverse the edges
-  between rounds: authors read what their readers wrote in the round before. Nobody reads a message
-  twice. A dag needs an edge, unless `judged`: a judge will be added (`Topology.with_judge`).
+  between rounds: authors read what their readers wrote in the round before. No agent reads
+  a message twice. A dag needs an edge, unless `judged`: see `Topology.with_judge`.
 
   Raises:
     ValueError: if the name is unknown, or arguments do not fit it.

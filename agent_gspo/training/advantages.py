@@ -30,7 +30,7 @@ def message_advantages(
 ) -> Advantage:
   """Returns the advantages of `M` messages under the config's estimator.
 
-  Messages of opponents are dropped, and are no part of a baseline.
+  Messages of opponents are dropped, and do not enter baselines.
 
   Args:
     config: Resolved run configuration.

@@ -6,8 +6,8 @@ several processes exchange episodes without devices, which may be busy with an u
 The rollout of step `t` begins with the weights after step `max(t - rollout.ahead, start)` or later
 ones, is learned from in its turn and never dropped. Its questions are drawn with the state after
 that step. Under `rollout.schedule='fixed'` those weights write all of it, so tokens do not depend
-on which thread is faster. Under 'free' the newest weights write each layer: rollouts under way go
-on with them, and a checkpoint holds what they have written so far.
+on which thread is faster. Under 'free' the newest weights write each layer, also of rollouts in
+flight, whose messages so far are saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Collected:
 
 @dataclasses.dataclass(eq=False)
 class _Begun:
-  """A rollout that is finished, under way or queued.
+  """A rollout that is finished, in flight or queued.
 
   Attributes:
     step: Finished steps when it is learned from.
@@ -141,7 +141,7 @@ class Ahead:
         begun.wait()  # raises if it failed
     progress.phase('rollout')
     found = self._begun[0].wait()
-    # Questions are drawn ahead, in order; what is known about them is known now.
+    # The draw count is that of the rollout; the posterior is the newest.
     selection = dataclasses.replace(state.selection, drawn=jnp.int32(found.drawn))
     return found.rollout, found.everything or found.rollout, selection
 
@@ -157,7 +157,7 @@ class Ahead:
     weights = self._copied(state)
     self._newest = weights if self._free else None
     self._begun += [_Begun(step, version, weights.selection) for step in steps]
-    if self._free:  # queued rollouts hold no weights
+    if self._free:  # queued rollouts keep no weights
       weights = dataclasses.replace(weights, trainable={})
     for begun in self._begun:
       if begun.result is None:
@@ -168,7 +168,7 @@ class Ahead:
     """Returns what a rollout reads of a state, which updates do not change."""
     config = self._setup.config
     weights = dataclasses.replace(state, opt_state=None, reference=None)
-    if config.mesh.actors or hosts.count() > 1:  # of all processes: not in the thread
+    if config.mesh.actors or hosts.count() > 1:  # collective over processes, so not in the thread
       self._frozen = self._frozen or self._setup.own_copy(state.frozen)
       trainable = self._setup.own_copy(state.trainable)
       pool = None if state.pool is None else self._copied_pool(state.pool)
@@ -182,7 +182,7 @@ class Ahead:
     return weights
 
   def _copied_pool(self, pool: Sequence[Flat]) -> tuple[Flat, ...]:
-    """Returns copies of the opponents for a rollout; those that stay keep theirs."""
+    """Returns copies of the opponents for a rollout; reuses those of unchanged members."""
     before = self._pool or [({}, {})] * len(pool)
     self._pool = [
       (member, copy if _same(member, old) else self._setup.own_copy(member))
@@ -208,8 +208,8 @@ class Ahead:
   ) -> Policy:
     """Returns the policy of the newest weights, which adds its replies to `written`.
 
-    Turns whose replies are there already, with the same prompt, keep them. What follows a tool's
-    result has the weights of what is before it.
+    Reuses replies that are there already for the same prompt. The continuation after a tool's
+    result has the weights of the tokens before it.
     """
     own = threading.local()  # each part of a rollout is written in its thread
     has_tools = self._setup.team.has_tools
@@ -249,7 +249,7 @@ class Ahead:
     }
 
   def wait(self) -> None:
-    """Waits until nothing is under way.
+    """Waits until no rollout is in flight.
 
     Raises:
       Exception: A rollout failed.
@@ -261,8 +261,8 @@ class Ahead:
   def waiting(self, step: int) -> bytes:
     """Returns the encoded rollouts that a run resumed after `step` steps does not begin anew.
 
-    Those are the rollouts that began with older weights. Under the fixed schedule they are awaited;
-    under the free one, those under way are taken as far as they are. b'' if there are none. All
+    Those are the rollouts that began with older weights. The fixed schedule waits for them; under
+    the free one, it saves the replies so far of those in flight. b'' if there are none. All
     processes call this.
 
     Raises:

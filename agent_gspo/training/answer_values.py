@@ -33,7 +33,7 @@ class Read:
     answer: Index of the answering agent's last message.
     said: Messages that were read.
     slots: Slots with a gain in reading order, indices of messages.
-    places: Of the value of each coalition that an attribution reads.
+    places: Place of the value of each coalition that an attribution reads.
   """
 
   episode: int
@@ -46,7 +46,7 @@ class Read:
 def scored_message(
   episode: int, agent: int, prompt: np.ndarray, tokens: np.ndarray, **fields: Any
 ) -> Message:
-  """Returns a message that nobody wrote, int `[P]` and `[W]`, to be scored."""
+  """Returns a message to be scored: given `tokens`, int `[W]`, after `prompt`, int `[P]`."""
   return Message(
     episode=episode,
     agent=agent,
@@ -116,8 +116,8 @@ class _Form(NamedTuple):
 
   Attributes:
     ids: int32 `[W + 1]`, with its stop token.
-    unscored: Which are given or a tool's, bool `[W + 1]`.
-    whole: Whether none is given.
+    unscored: True for ids that are given or a tool's, bool `[W + 1]`.
+    whole: True if no id is given.
   """
 
   ids: np.ndarray
@@ -222,7 +222,7 @@ class Replays(Values):
     return self._of_all(scores, len(prompts)).mean(axis=1)
 
   def answers(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, list[list[Message]]]:
-    """Returns the scores of `samples` answers to each prompt, float64 `[n, samples]`, and these."""
+    """Returns scores `[n, samples]`, float64, and messages of `samples` answers to each prompt."""
     scores, replies = self._sampled(prompts)
     own = [(reply.token_ids, reply.inserted_mask) for reply in replies]
     written = itertools.chain(*hosts.gather(own))  # in the order of prompts
@@ -242,7 +242,7 @@ class Replays(Values):
 
   def _sampled(self, prompts: Sequence[Prompt]) -> tuple[list[float], list[Reply]]:
     """Returns scores and answers of this process's share of the prompts."""
-    first = self._batch.num_episodes  # keys of replays are no episode's
+    first = self._batch.num_episodes  # so that no key of a replay is that of an episode
     own = range(len(prompts))[hosts.share(len(prompts))]
     turns = [
       self._turn(*prompts[i], sample=first + i * self.samples + k)

@@ -34,8 +34,8 @@ def collect(
 ) -> tuple[RolloutBatch, RolloutBatch, selection_lib.SelectionState]:
   """Runs the episodes of a step with the parameters of `state`.
 
-  Under `selection.resample`, questions whose task scores all tie are replaced, as long as there
-  are questions that this step has not drawn.
+  Replaces questions whose task scores all tie, at most `selection.resample` times, as long as
+  enough questions remain that this step has not drawn.
 
   Args:
     setup: Run setup.
@@ -45,7 +45,7 @@ def collect(
       of `state`.
     gather: Returns the episodes of each process.
     write: Makes the policy of the rollout, given the policy of any state; None for that of `state`,
-      which a server that samples is given first.
+      which is first published to `rollout.engine`.
 
   Returns:
     Episodes to learn from, about `B` questions, with candidates that were not taken; all episodes,

@@ -41,7 +41,7 @@ Teacher = tuple[Team, Sequence[PromptLengths]]
 class Work:
   """Upper bound on a part of a run: prompts at their longest, messages at their caps.
 
-  It leaves out figures of evaluations that read prompts once more (`judgement_figures`,
+  Does not include figures of evaluations that read prompts again (`judgement_figures`,
   `Task.policy_figures`).
 
   Attributes:
@@ -125,9 +125,9 @@ def worth(
   """Returns the work of valuing the messages of such episodes, see `training.message_worth`.
 
   Each coalition of messages is a prompt of the answering agent; the question is read once. The
-  first questions tell how many gold answers there are of each. No work where the estimator reads
-  no gains, or an endpoint answers. `kind` is that of an evaluation, which values also what is left
-  of an episode below each price; that of the estimator by default.
+  number of gold answers is the largest of the first questions. No work where the estimator reads no
+  gains, or an endpoint answers. `kind` is the attribution of an evaluation, which also values the
+  messages kept at each price of the frontier; that of the estimator by default.
   """
   config, team, task = parts.config, parts.team, parts.task
   evaluated, model = bool(kind), models.get(team.roles[-1].model)
@@ -140,7 +140,7 @@ def worth(
   slots = sum(author in credited for author, _ in team.read_by_answerer)
   with_plain = slots if kind == 'leave_one_out' else 0
   valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
-  if evaluated:  # fewer messages at each price
+  if evaluated:  # the messages kept at each price
     valued += questions * group * slots
   if kind == 'hint':  # right answers, here all, are scored with each message and without it
     valued += 2 * questions * group * slots
@@ -156,7 +156,7 @@ def worth(
 def taught(
   parts: config_lib.Parts, models: Models, teacher: Teacher, questions: int, group: int
 ) -> Work:
-  """Returns the work of distillation: the teacher talks, and the answers are scored behind it."""
+  """Returns the work of distillation: rollouts of the teacher, and scores of the answers."""
   (team, prompts), cap = teacher, parts.team.message_cap(0)
   talk = rollout({'': models['']}, team, prompts, questions, 1)
   longest, answers = prompts[-1].turns[-1], questions * group

@@ -1,8 +1,8 @@
 """Distills a team into one agent, on-policy: the team's transcript is the teacher's context.
 
 The student answers alone. The teacher is the policy at the start of RL, which reads what the team's
-answering agent would have read at the student's place; the loss is `losses.reverse_kl`. So the
-student learns to answer without the talk, also where it is wrong, and needs no gold answers.
+answering agent would have read at the student's place; the loss is `losses.reverse_kl`. The
+student learns the team's answers, right or wrong, without its messages or gold answers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def taught(
 ) -> RolloutBatch:
   """Returns a rollout whose log-probs are the teacher's, for `losses.reverse_kl`.
 
-  The team talks once about each question; all answers to it are scored in that context.
+  The team runs one episode for each question; all answers to it are scored in that context.
 
   Raises:
-    ValueError: The team's task asks other questions.
+    ValueError: The team's task has other questions.
   """
   found = setup.teacher
   if found is None:
@@ -50,7 +50,7 @@ def taught(
     temperature=setup.config.rollout.temperature,
   )
   own = questions[hosts.share(len(questions))]
-  team = dataclasses.replace(found.team, max_episode_tokens=0)  # the answering agent has its turn
+  team = dataclasses.replace(found.team, max_episode_tokens=0)  # the last agent always writes
   talk = rollout_lib.rollout(team, found.task, setup.tokenizer, own, 1, policy)
   talk = batches.join(hosts.gather(talk), as_one=True)
   # The last prompt of the answering agent about each question.

@@ -1,4 +1,4 @@
-"""Has a server sample the training rollouts, see `teams.engine`, and gives it each new weights."""
+"""Samples training rollouts on a server, see `teams.engine`, and publishes new weights to it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def policy(setup: Setup, local: ModelPolicy) -> Policy:
 
 
 def publish(setup: Setup, state: TrainState) -> None:
-  """Gives the server the weights of a state; they have arrived when this returns.
+  """Sends the weights of a state to the server, and waits until it has loaded them.
 
   Raises:
-    EndpointError: The server did not take them.
+    EndpointError: The server did not load them.
     PluginError: `rollout.publish` failed.
   """
   options = setup.config.rollout

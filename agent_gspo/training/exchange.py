@@ -55,13 +55,13 @@ def open_folder(folder: str) -> None:
 def extended(
   setup: Setup, learner: Learner, state: TrainState, rollout: RolloutBatch
 ) -> tuple[RolloutBatch, dict[str, float]]:
-  """Publishes a rollout and adds groups of other nodes behind it.
+  """Publishes a rollout and appends groups of other nodes.
 
-  The messages of others count as written by the weights of `state`.
+  Messages of other nodes are treated as sampled with the weights of `state`.
 
   Returns:
-    The rollout with at most `rollout.shared` more questions; and the groups that were found, could
-    not be used here (`refused`: another question, turn or vocabulary) and were added.
+    The rollout with at most `rollout.shared` more questions; and metrics: the groups found, refused
+    (another question, turn or vocabulary) and added.
   """
   config, step = setup.config, int(state.step)
   if not config.rollout.share:
@@ -118,12 +118,12 @@ def _lines(setup: Setup, rollout: RolloutBatch) -> Iterator[bytes]:
 
 
 def _digest(question: Question) -> str:
-  """Returns what tells a question from another one at the same place of another task."""
+  """Hashes a question, to detect another one at the same index in another node's task."""
   return hashlib.sha256(repr((question.id, question.text, question.notes)).encode()).hexdigest()
 
 
 def _encoded(setup: Setup, record: Mapping[str, Any]) -> RolloutBatch | None:
-  """Returns a group of another node as if this team had written it, None if it cannot have."""
+  """Returns a group of another node as messages of this team, None if that is impossible."""
   try:
     place, said = int(record['question']), _Said(setup, record['episodes'])
   except (KeyError, OverflowError, TypeError, ValueError):  # no record of a node

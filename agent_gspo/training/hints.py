@@ -25,10 +25,10 @@ class Hints(Values):
       reliance = mean over right answers y after N, mean over tokens t, of
                  log pi(y_t | N - {i}) - log pi(y_t | N)
 
-  Others than hinters have none. The paper asks for a hint where all answers without one are wrong,
-  and the second `D` is 0. Elsewhere it is a baseline here, so silence earns 0; the official code
-  clamps the reward instead, refuses hints that hold the answer, shows its hinter a failed answer,
-  and trains the solver on the best of four hints only.
+  Messages of agents that give no hints have no gain. The paper requests a hint only where all
+  answers without one are wrong, so that its second `D` is 0. Here that is a baseline: silence earns
+  0. The official code clamps the reward instead, rejects hints that contain the answer, shows its
+  hinter a failed answer, and trains the solver on the best of four hints only.
   """
 
   def __init__(

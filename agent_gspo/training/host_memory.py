@@ -48,7 +48,7 @@ def give_back() -> None:
 
 
 class Ceiling:
-  """Gives memory back when a loop holds a tenth more than its first turn did.
+  """Releases freed memory when a loop uses 10 % more than after its first iteration.
 
   glibc cannot place an aligned array in a gap of the same size, so that repeated programs may
   leave several gaps of their temporaries' size.
@@ -58,7 +58,7 @@ class Ceiling:
     self._highest = 0.0
 
   def check(self) -> None:
-    """Marks the end of a turn."""
+    """Marks the end of an iteration."""
     held = resident()
     self._highest = self._highest or 1.1 * held
     if held > self._highest:

@@ -33,7 +33,7 @@ Minibatch = Sequence[TrainBatch]
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-  """Packs messages, scores them and updates a state; holds no state itself.
+  """Packs messages, scores them and updates a state that is passed in.
 
   Attributes:
     programs: Compiled programs of the policy.
@@ -92,7 +92,7 @@ class Learner:
   ) -> list[np.ndarray]:
     """Returns log-probs of each message's sampled tokens, `M` float64 arrays, nats.
 
-    The ids `any_of` count as one token: each has the probability of them all.
+    The ids `any_of` count as one token: each has their total probability.
     """
     if not messages:
       return []
@@ -175,7 +175,7 @@ class Learner:
       if multipliers:
         first = train_batches.messages_in(minibatch)[0]
         if rollout.turn[first] != turn:
-          # Only once a turn is finished: each of its steps changes the other mini-batches' ratios.
+          # After the whole turn: each step changes the ratios of its other mini-batches.
           for over in of_turn:
             total, tokens = self._log_ratios(state, over, len(ratio))  # float64 [M]
             packed = tokens > 0
@@ -247,10 +247,11 @@ class Learner:
 def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> np.ndarray:
   """Returns the highest mean NLL of an episode's messages under the reference policy.
 
-  This is the readability term of Optima (arXiv 2410.08115). Silent messages are left out.
+  This is the readability term of Optima (arXiv 2410.08115). Leaves out silent messages,
+  and those of opponents and frozen models.
 
   Returns:
-    float64 `[E]`, nats per token; infinite where all messages were silent.
+    float64 `[E]`, nats per token; infinite for an episode without others.
   """
 
   def first(name: str) -> PolicyParams:

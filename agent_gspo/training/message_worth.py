@@ -1,4 +1,4 @@
-"""Measures what each message was worth to the agent that answers.
+"""Measures the worth of each message to the answering agent.
 
 The value of a set of messages is that of the answering agent's prompt after it has read these and
 no others: the log-probability of the gold answer, for which nothing is sampled, or the mean score
@@ -60,7 +60,7 @@ class MessageWorth:
       episode of a question for each author and turn, NaN elsewhere.
     plain_written: int `[M]`, tokens of that note.
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
-    plain_needed: float32 `[M]`, nats that it must gain to be worth more than silence; None
+    plain_needed: float32 `[M]`, nats above which its gain exceeds its cost over silence; None
       likewise.
     silence_costs: float32 `[M]`, costs of silence in the message's place; None likewise.
     figures: Further metrics.
@@ -130,7 +130,7 @@ def of_step(
     values = GoldAnswers(*parts, scored)
   found = measure(*parts, name, values)
   written, topology = found.plain_written, setup.team.topology
-  notes = dataclasses.replace(  # what plain notes cost, whatever was written in their place
+  notes = dataclasses.replace(  # with plain notes in place of the messages
     batch,
     written=written,
     silent=written == 0,
@@ -151,9 +151,9 @@ def of_step(
 
 
 def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> RolloutBatch:
-  """Returns what is learned with the advantages of a rollout.
+  """Returns the messages to train on with the advantages of a rollout.
 
-  Under an estimator with imitation gold answers replace those of the answering agent.
+  Under an estimator with imitation, gold answers replace those of the answering agent.
   """
   known = estimators.settings(config.advantage)
   if not known.get('imitation'):
@@ -165,7 +165,7 @@ def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> Rollout
 def of_evaluation(
   setup: Setup, learner: Learner, policy: Callable[[str], PolicyParams], batch: RolloutBatch
 ) -> dict[str, Any]:
-  """Returns what messages were worth in the first episodes of an evaluation.
+  """Returns the worth of messages in the first episodes of an evaluation.
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
   see `_frontier`. Nothing is sampled; `learner` scores at temperature 1. `policy` maps the name of
@@ -236,9 +236,9 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
 def _frontier(
   reader: _Reader, values: Values, of_prompts: np.ndarray, gain: np.ndarray
 ) -> list[dict[str, Any]]:
-  """Returns what would be left had each message that gains less than a price been left unsaid.
+  """Returns tokens a question and the mean probability of the gold answer, for each of `PRICES`.
 
-  For each of `PRICES`: tokens a question, and the mean probability of the gold answer.
+  At each price, messages that gain less than they cost are left out.
 
   Args:
     reader: Episodes that were read.
@@ -312,16 +312,16 @@ class _Reader:
         self.plain[key] = slot, value({**without, slot: note}), value(without)
 
   def without(self, read: Read, slots: Iterable[int]) -> int:
-    """Returns the place of the value of an episode had some slots been silent."""
+    """Returns the place of the prompt of an episode with some slots silent."""
     messages = self.batch.messages
     kept = {slot: self._said(messages[slot]) for slot in sorted(read.said.difference(slots))}
     question = int(self.batch.episode_question[read.episode])
     return self._place(self._own[read.episode], question, kept)
 
   def _place(self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]) -> int:
-    """Returns the place of the answering agent's last prompt had it read `told` alone.
+    """Returns the place of the answering agent's last prompt, with only `told` delivered.
 
-    Episodes of a question in which the same was written share it, and it is built once.
+    Episodes of a question with equal messages share the prompt, which is built once.
     """
     messages = self.batch.messages
     author = lambda slot: (messages[slot].agent, messages[slot].round)
@@ -335,7 +335,7 @@ class _Reader:
   def _prompt(
     self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]
   ) -> np.ndarray:
-    """Returns int32 `[P]`, the last prompt of the answering agent had it read `told` alone."""
+    """Returns the last prompt of the answering agent with only `told` delivered, int32 `[P]`."""
     asked: Question = self.batch.questions[question]
     conversation = self._writers[self._agent].begin(asked, self._agent)
     for message in own:

@@ -1,7 +1,7 @@
-"""Lets other parameters play against the side that learns: past copies of it, or another run's.
+"""Assigns opponents to the side that learns: past copies of its parameters, or another run's.
 
-The train state holds their parameters (`TrainState.pool`) and so does a checkpoint: a resumed run
-meets the same opponents. All episodes of a question have the same side that learns and the same
+The train state has their parameters (`TrainState.pool`) and so has a checkpoint: a resumed run
+has the same opponents. All episodes of a question have the same side that learns and the same
 opponent, so that a group compares like with like.
 """
 

@@ -116,7 +116,7 @@ class SFTOptions(Section, name='sft'):
       )
     if self.held_back and not self.is_asked_for:
       raise ValueError(
-        f'sft.held_back={self.held_back} keeps questions from SFT, and there is none: set '
+        f'sft.held_back={self.held_back} holds questions out of SFT, but there is none: set '
         'sft.epochs, or sft.held_back to 0.'
       )
     for role, share in self.role_shares.items():

@@ -369,7 +369,7 @@ def _check_kept(model: ModelConfig, length: int) -> None:
   attention = costs.attention(model, length)
   if model.remat and model.remat_keeps != 'nothing' and attention in ('reference', 'gpu'):
     raise ValueError(
-      f'model.remat_keeps={model.remat_keeps!r} is of attention by blocks; these devices take '
+      f'model.remat_keeps={model.remat_keeps!r} needs blockwise attention; these devices use '
       f"{attention!r} for rows of {length} columns. Set model.remat_keeps='nothing'."
     )
 

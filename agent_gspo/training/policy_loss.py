@@ -187,7 +187,7 @@ class PolicyLoss:
 
   def _replayed(self, batch: TrainBatch) -> jax.Array | None:
     """Returns the experts that tokens are routed to; None for the router's own choice."""
-    # Of the trainer there are none in the old policy's pass.
+    # In the old policy's own pass `old_experts` is None.
     known = {'': None, 'trainer': batch.old_experts, 'sampler': batch.sampler_experts}
     return known[self.replay_routing]
 
@@ -456,7 +456,7 @@ def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
 
 
 def _routing_sums(routed: Mapping[str, jax.Array], batch: TrainBatch) -> Sums:
-  """Returns sums over loss tokens of what `transformer.routing` says of a mixture; else {}.
+  """Returns sums over loss tokens of `transformer.routing`; {} for a dense model.
 
   Returns:
     `chosen` and `probability` of each expert, `[E]`, over layers too; `rerouted` and

@@ -183,7 +183,6 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
   sft = parts.config.sft
   if parts.training and sft.is_asked_for:
-    # Words of the demonstrations.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
     for writer in parts.team.prompt_writers(tokenizer):
       if writer.role.learns and (unknown := writer.tokenizer.unknown_words(' '.join(words))):

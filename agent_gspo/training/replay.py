@@ -2,10 +2,10 @@
 
 A group whose scores tie has no task advantage. It borrows episodes with other scores that were
 remembered of the same question (R3, arXiv 2601.19620), at most half a group. If there are none, a
-remembered group whose scores differ is learned from besides (the Selective Sample Buffer of Skywork
+remembered group whose scores differ is added to the update (the Selective Sample Buffer of Skywork
 R1V2, arXiv 2504.16656, here newest first). Tied groups stay, since their costs still differ.
 Scores that compare the episodes of a group (`reward.score`) are not mixed with those of another
-group: such groups are learned from besides only.
+group: remembered groups are then only added whole.
 
 Remembered messages keep the log-probs of the weights that wrote them, so that ratios, TIS and the
 off-policy mask correct for their age, as for rollouts ahead.
@@ -30,7 +30,7 @@ Memory = tuple[RolloutBatch, ...]
 
 
 def extended(config: Config, memory: Memory, rollout: RolloutBatch, step: int) -> RolloutBatch:
-  """Returns a rollout, then the remembered episodes that its tied groups are given.
+  """Appends to a rollout the remembered episodes that its tied groups get.
 
   Args:
     config: Run configuration.

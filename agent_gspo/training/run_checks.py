@@ -1,4 +1,4 @@
-"""Checks what a run combines with its devices and processes, before a model is loaded."""
+"""Validates options of rollouts, devices and processes, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_gspo.teams import endpoint
 
 
 def check(parts: config_lib.Parts) -> None:
-  """Raises ValueError for a training run that works on no devices."""
+  """Raises ValueError for options of training that cannot be combined on any devices."""
   config = parts.config
   if config.mesh.actors and not config.rollout.ahead:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Evaluates the team of a run, once however often the run is stopped."""
+"""Runs the evaluations of a run, each exactly once across restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def questions(
 ) -> list[Question]:
   """Returns `count` evaluation questions, of the configured split by default.
 
-  A conditioned team is told `told`, a price or budget, by default that of evaluations.
+  Prompts of a conditioned team state `told`, a price or budget, by default that of evaluations.
   """
   found = evaluation.evaluated_questions(setup.task, setup.config.evaluation, count, split)
   terms = setup.terms(told)
@@ -81,7 +81,7 @@ def evaluate(
     count: Number of questions.
     split: Split of the questions; the configured one by default.
     told: Price or budget of a conditioned team; None for that of evaluations.
-    alone: Ask the deciding agent without its teammates.
+    alone: Evaluates the deciding agent without its teammates.
     show: Displays progress.
 
   Returns:
@@ -150,8 +150,8 @@ def baselines(
 ) -> list[dict[str, Any]]:
   """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
 
-  A team of one has no single-agent baseline, a task with an episode of its own neither: what is
-  graded there is no text that an agent could give at once.
+  A team of one has no single-agent baseline. A task with its own episode has no baselines: its
+  graded text is not one that an agent could write in a single message.
   """
   if setup.task.converse:
     return []
@@ -239,7 +239,7 @@ def policy_figures(
 
 
 class RunEvaluations:
-  """Makes each evaluation once, however often the run is stopped."""
+  """Runs each evaluation exactly once across restarts."""
 
   def __init__(
     self,
@@ -256,7 +256,7 @@ class RunEvaluations:
   def make(
     self, params: Params, step: int, label: str, told: float | None = None
   ) -> dict[str, Any]:
-    """Returns the record of an evaluation, made unless `eval.jsonl` has it from before a stop.
+    """Returns the record of an evaluation; runs it unless `eval.jsonl` has the record.
 
     `params` are those of training step `step`; for `told` see `questions`.
     """
@@ -300,7 +300,7 @@ class RunEvaluations:
     return record
 
   def make_untrained(self, params: Params, step: int) -> None:
-    """Evaluates the team that the run began with, or notes that it is gone.
+    """Evaluates the team that the run began with, or notes that its parameters are gone.
 
     `params` are those of training step `step`, above 0 if the run resumed from a checkpoint.
     """

@@ -110,7 +110,7 @@ class Setup(config_lib.Parts):
       stream: Random stream ('train' or 'eval').
       step: Finished steps, folded into the keys.
       temperature: Sampling temperature.
-      must_speak: See `ModelPolicy`; asked for models that learn.
+      must_speak: See `ModelPolicy`; called for models that learn.
     """
     params = self.own_copy(params)
     of = functools.partial(
@@ -239,7 +239,7 @@ def _find(parts: config_lib.Parts) -> tuple[Setup, Plan, Model]:
 
 
 def _opened(parts: config_lib.Parts, source: str, seed: int) -> Model:
-  """Opens a model, see `open_model`; one from scratch knows the words of the run."""
+  """Opens a model, see `open_model`; one from scratch has the run's words as vocabulary."""
   scratch = check_spec(source)[0] == 'random'
   tokenizer = prompt_checks.tokenizer_from_scratch(parts) if scratch else None
   return open_model(source, tokenizer=tokenizer, seed=seed)

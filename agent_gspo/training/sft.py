@@ -59,8 +59,8 @@ class Stage:
 
   Demonstrations use the team's own prompts, so training inputs match those of the rollout. In a
   pretrained model with adapters only these are trained; in a model from scratch everything else, so
-  that the adapters start from a trained base. Each model that learns takes one step a step, on the
-  messages of its own agents; frozen ones stay.
+  that the adapters start from a trained base. Each model that learns takes one optimizer step per
+  SFT step, on the messages of its own agents.
   """
 
   def __init__(
@@ -106,7 +106,7 @@ class Stage:
       updates=self.steps,
     )
     sharing = Sharing(trained=setup.team.written_by(''))
-    if adapted and (adapters := setup.sharing.adapters):  # those frozen in RL learn here, too
+    if adapted and (adapters := setup.sharing.adapters):  # those frozen in RL are trained in SFT
       sharing = Sharing(adapters, frozenset(a for a, n in enumerate(adapters) if n >= 0))
     decoders = {**setup.decoders, '': model}
     main, *others = (
@@ -144,7 +144,7 @@ class Stage:
       progress.note(line)
     if start:
       progress.note(f'resumed from step {start} of SFT')
-    # Of all processes the first one alone has records.
+    # Only the first process has records.
     so_far = hosts.agreed(lambda: records.supervised(checkpoints.directory.parent))
     self.validations = {  # step -> nats per token
       int(record['step']): record[VALIDATION]

@@ -27,18 +27,20 @@ MEMBERS = 'members'
 
 @chex.dataclass(frozen=True)
 class TrainState:
-  """Attributes:
-  step: Finished training steps, int32 scalar; folded into random keys.
-  trainable: Trainable parameters, float32, flat dict; those of another model that learns below
-    `(MEMBERS, name)`, see `Team.trained`.
-  frozen: Frozen parameters (all but the adapters under LoRA), flat dict.
-  opt_state: Optimizer state for `trainable`; by name, '' first, if several models learn.
-  reference: `trainable` of the reference policy: the initial policy, after any SFT; None if
-    unused.
-  budget: State of the token price.
-  selection: Statistics of each training question, and the number of draws.
-  pool: `trainable` of each opponent, see `training.opponents`; None without opponents.
-  baselines: Running baseline of each role, float32 `[S]`; None unless the estimator has any.
+  """Training state of a run.
+
+  Attributes:
+    step: Finished training steps, int32 scalar; folded into random keys.
+    trainable: Trainable parameters, float32, flat dict; those of another model that learns below
+      `(MEMBERS, name)`, see `Team.trained`.
+    frozen: Frozen parameters (all but the adapters under LoRA), flat dict.
+    opt_state: Optimizer state for `trainable`; by name, '' first, if several models learn.
+    reference: `trainable` of the reference policy: the initial policy, after any SFT; None if
+      unused.
+    budget: State of the token price.
+    selection: Statistics of each training question, and the number of draws.
+    pool: `trainable` of each opponent, see `training.opponents`; None without opponents.
+    baselines: Running baseline of each role, float32 `[S]`; None unless the estimator has any.
   """
 
   step: chex.Array

@@ -1,4 +1,4 @@
-"""Random messages with all that any estimator reads, and loops over their groups."""
+"""Builds random messages with all inputs of estimators, and loops over their groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
 
 
 def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> AdvantageInputs:
-  """Uneven groups in no order; questions 0 to 6, up to 5 episodes, 3 agents and 2 turns.
+  """Returns uneven, unordered groups: questions 0 to 6, up to 5 episodes, 3 agents and 2 turns.
 
   Question 4 ties right, question 5 is all silent and wrong, question 6 has one message, and
   agent 2 never speaks about question 0.
@@ -58,20 +58,20 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
 
 
 def values_of(name: str, x: AdvantageInputs, **options) -> np.ndarray:
-  """Advantages of messages that are all kept."""
+  """Returns advantages `[M]`; checks that all messages are kept."""
   found = advantage(x, name, **options)
   np.testing.assert_array_equal(found.kept, 1)
   return np.asarray(found.values)
 
 
 def exact(x: AdvantageInputs) -> dict[str, np.ndarray]:
-  """Its fields as numpy arrays, floats in float64, with `rewards`."""
+  """Returns the fields and `rewards` as NumPy arrays, floats in float64."""
   fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items() if v is not None}
   return {k: v.astype(np.float64) if v.dtype.kind == 'f' else v for k, v in fields.items()}
 
 
 def members(*columns: np.ndarray) -> list[list[int]]:
-  """Messages that agree in all columns."""
+  """Returns groups: the indices of messages that agree in all columns."""
   found: dict[Hashable, list[int]] = {}
   for m, key in enumerate(zip(*(np.asarray(c).tolist() for c in columns), strict=True)):
     found.setdefault(key, []).append(m)
@@ -81,7 +81,7 @@ def members(*columns: np.ndarray) -> list[list[int]]:
 def by_group(
   values: np.ndarray, groups: list[list[int]], function: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-  """`function` of the values of each group, put back in place."""
+  """Applies `function` to the values `[M]` of each group; returns `[M]`."""
   out = np.zeros(len(values))
   for group in groups:
     out[group] = function(values[group])
@@ -89,13 +89,13 @@ def by_group(
 
 
 def standardised(values: np.ndarray, floor: float = 1e-6) -> np.ndarray:
-  """Centred and divided by the population deviation."""
+  """Returns centered values, divided by the population deviation."""
   values = values - values.mean()
   return values / max(np.sqrt(np.mean(values**2)), floor)
 
 
 def normalized(name: str, task, costs, groups, **options):
-  """Float32 `[M]` under one of `NORMALIZATIONS`."""
+  """Returns advantages under one of `NORMALIZATIONS`, float32 `[M]`."""
   plain = AdvantageInputs(
     task=task,
     costs=costs,

@@ -34,7 +34,7 @@ _queues: list[Ahead] = []
 
 
 def _watch(workdir: pathlib.Path) -> None:
-  """Remembers each queue, and writes what it resumes with."""
+  """Records each queue, and writes the rollouts that it resumes with."""
   init = Ahead.__init__
 
   def watched_init(self, setup, saved: bytes) -> None:
@@ -55,9 +55,9 @@ def _watch(workdir: pathlib.Path) -> None:
 
 
 def _arm(point: str, calls: int, number: int) -> None:
-  """Lets this process send itself a signal at a call of a function (module:path).
+  """Makes this process send itself a signal at call number `calls` of a function (module:path).
 
-  Only calls count while a rollout waits that is not the next to learn from, under way or done.
+  Counts only calls while a rollout of a later step is queued, in flight or finished.
   """
   module, path = point.split(':')
   *owners, name = path.split('.')

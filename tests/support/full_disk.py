@@ -1,4 +1,4 @@
-"""A disk that takes no more."""
+"""Simulates a full disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def full(size: int = 0) -> Iterator[None]:
-  """No file grows beyond `size` bytes: as on a full disk, if under another name.
+  """Makes writes beyond `size` bytes of a file fail, as on a full disk but with another errno.
 
-  Python ignores the signal that comes with it.
+  Python ignores the signal that the kernel also sends.
   """
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -1,4 +1,4 @@
-"""Messages with code, malformed or hostile, as the grader of HumanEval gets them."""
+"""Defines messages with malformed or hostile code, as the grader of HumanEval gets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RIGHT = _HEAD + _BODY
 _PROMPT = f'{_HEAD}    """Mean distance from the mean."""\n'
 _TESTS = 'assert abs(deviation([1.0, 2.0, 3.0, 4.0]) - 1.0) < 1e-6\nassert deviation([5.0]) == 0\n'
 _LIMITS = sandbox.Limits(cpu_seconds=1, wall_seconds=5.0)
-# Each is to be taken for the code that it is given.
+# Each must be graded like the code that it wraps.
 _WRAPPERS: dict[str, Callable[[str], str]] = {
   'fenced': lambda code: f'{_FENCE}python\n{code}{_FENCE}',
   'opened in the prompt': lambda code: f'{code}{_FENCE}\nThat is all.\n',
@@ -51,7 +51,7 @@ _HOSTILE = {
 
 
 def _passes(message: str) -> bool:
-  """Tells whether the code in a message passes tests, as `HumanEval.score` does."""
+  """Returns whether the code in a message passes tests, as `HumanEval.score` does."""
   code = extract_code(message, ('deviation',))
   if code is None:
     return False

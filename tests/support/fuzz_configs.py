@@ -1,4 +1,4 @@
-"""Malformed configs, as files and flags would give them."""
+"""Defines malformed configs, as files and flags would give them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FREE_FORM = ('task.options', 'team.roles', 'advantage.options', 'objective.opti
 
 
 def check(config: dict[str, Any]) -> None:
-  """All that a run does with its config before it computes: a model from scratch stays unmade."""
+  """Runs all checks of a config before computation; builds no model from scratch."""
   with (
     mock.patch.object(setup_lib, 'open_model', _unmade),
     mock.patch.object(setup_lib, '_with_adapters', lambda config, params, seed: params),
@@ -41,7 +41,7 @@ def _unmade(source: str, tokenizer=None, seed: int = 0) -> load.Model:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-  """Fields set, or deleted where the value is `_GONE`."""
+  """Sets fields of a config, or deletes those with value `_GONE`."""
 
   values: tuple[tuple[str, Any], ...]
 
@@ -202,7 +202,7 @@ _POOL = (
 
 
 def _several(rng: random.Random, count: int) -> Iterator[Case]:
-  """Some fields at once, of any kind; most are wrong, but nobody says which."""
+  """Yields cases with several random fields, most of them invalid; the outcome is not specified."""
   paths = [p for p, v in _leaves(micro_run.get_config().to_dict()) if not isinstance(v, dict)]
   for i in range(count):
     values = {rng.choice(paths): rng.choice(_POOL) for _ in range(rng.randint(1, 4))}
@@ -211,7 +211,7 @@ def _several(rng: random.Random, count: int) -> Iterator[Case]:
 
 
 def cases(seed: int = 0) -> list[Case]:
-  """All of them."""
+  """Returns all cases of malformed configs."""
   rng = random.Random(f'{seed}/configs')
   untouched = _case('untouched', {}, False)
   return [untouched, *_free_form(), *_sources(), *_several(rng, 200)]

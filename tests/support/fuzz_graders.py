@@ -1,4 +1,4 @@
-"""Odd and hostile answers, read and graded by every grader of a benchmark's answers."""
+"""Defines odd and hostile answers, graded by every grader of a benchmark's answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SHORT = (
   *(r'\infty-\infty', r'\frac{0}{0}', r'0^0', r'0^{-1}', '(-1)!', '0.5!', r'\log 0'),
   r'\binom{1}{2}',
 )
-# Each takes for ever, if anybody expands it.
+# Each takes forever to expand.
 _BOMBS = (
   *('9^{9^{9^9}}', '9^{-9^{9^9}}', r'\frac{1}{9^{9^{9^9}}}', '10^{10^{10}}+1', '99999999!'),
   *('(9!)!', r'\binom{10^9}{5\cdot10^8}', '(x+y+z)^{3000}', 'x^{10^{10}}'),
@@ -107,7 +107,7 @@ def _soup(rng: random.Random) -> str:
 
 
 def cases(seed: int = 0) -> list[Case]:
-  """Answers without a right reading, for each of the graders."""
+  """Returns cases of answers without a correct reading, for each of the graders."""
   rng = random.Random(f'{seed}/graders')
   marks: tuple[Callable[[str], str], ...] = (
     lambda text: text,

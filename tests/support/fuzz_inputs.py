@@ -1,8 +1,8 @@
-"""The fuzz: malformed inputs of every kind that strangers hand in.
+"""Fuzzes the commands with malformed inputs of every kind.
 
     python tests/support/fuzz_inputs.py [--seed=N] [CATEGORY...]
 
-prints counts, and every input that did not end with one clear line.
+prints counts, and every input that did not end with one clear error line.
 """
 
 from __future__ import annotations

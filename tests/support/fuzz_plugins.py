@@ -1,6 +1,6 @@
-"""Faulty parts of a user's own: each replaces one of those of docs/library.md.
+"""Defines faulty plug-ins: each replaces one of those in docs/library.md.
 
-A case goes the way of a run from its config to the rewards and advantages of a step, without a
+A case runs a step from the config to rewards and advantages, without a
 model: what needs one (a loss that is NaN, a count of 0) is in tests/integration/test_plugins.py.
 """
 
@@ -35,7 +35,7 @@ _FIELDS = {
   'reward.length_reward': 'tax',
   'selection.name': 'in_order',
 }
-"""Each field that takes a part of one's own, and that of the docs."""
+"""Plug-in of the docs, by field."""
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def _docs() -> tuple[str, str]:
 
 
 def write(folder: pathlib.Path, module: str, code: str) -> list[str]:
-  """Writes the parts of the docs, changed by code at their end; returns the command of the run."""
+  """Writes the plug-ins of the docs, followed by `code`; returns the command of the run."""
   mine, config = _docs()
   (folder / f'{module}.py').write_text(f'{mine}\n\n{code}\n', encoding='utf-8')
   path = f'import sys\n\nsys.path.insert(0, {str(folder)!r})\n'
@@ -60,7 +60,7 @@ def write(folder: pathlib.Path, module: str, code: str) -> list[str]:
 
 
 def _go(config: dict[str, Any]) -> None:
-  """Does what a run does with parts of one's own, but for the update."""
+  """Runs a step with plug-ins, without the update."""
   fuzz_configs.check(config)
   parts = config_lib.check(config)
   options = parts.config.advantage
@@ -83,11 +83,11 @@ def _case(number: int, field: str, name: str, code: str, value: str = '') -> Cas
   """Returns a case, invalid if it has a field.
 
   Args:
-    number: of the case; its module is called after it.
-    field: that holds the faulty part.
-    name: of the fault.
-    code: that ends the docs' module; all of another module, if the value is of OTHER.
-    value: of the field; the docs' part by default.
+    number: Number of the case, from which its module is named.
+    field: Field that names the faulty plug-in.
+    name: Name of the fault.
+    code: Code after the docs' module; a whole second module if `value` contains OTHER.
+    value: Value of the field; the docs' plug-in by default.
   """
   module = f'faulty_{number}'
   other = value.replace('OTHER', f'{module}_other')
@@ -277,7 +277,7 @@ _SIGNATURES = {
 
 
 def _returned() -> Iterator[tuple[str, str, str, str]]:
-  """Values of a wrong kind, shape or range, each returned by one part."""
+  """Yields faults: values of a wrong type, shape or range, each returned by one plug-in."""
   task, start = 'task.name', 'from agent_gspo.algorithms import Advantage\n'
   for value in _SCORES:
     yield task, f'score {value}', f'Sums.score = lambda self, q, a: {value}', ''
@@ -332,7 +332,7 @@ _GOOD = (  # odd, but right
 
 
 def cases(seed: int = 0) -> list[Case]:
-  """All of them."""
+  """Returns all cases of faulty plug-ins."""
   del seed  # none is drawn
   wrong = itertools.chain(_names(), _calls(), _returned())
   found = [_case(0, '', 'untouched', '')]

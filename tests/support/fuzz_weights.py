@@ -1,4 +1,4 @@
-"""Malformed weights and tokenizers: GGUF files, Hugging Face folders, chat templates."""
+"""Defines malformed weights and tokenizers: GGUF files, Hugging Face folders, chat templates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEXT = 'ab\n 12 <|end|> é'
 
 
 def _read(model: load.Model) -> None:
-  """What is read of a tokenizer when a run begins; a stranger's text holds no special token."""
+  """Uses a tokenizer as the start of a run does; checks that guarded text has no special token."""
   tokenizer = model.tokenizer
   tokenizer.decode(tokenizer.encode(_TEXT))
   _ = tokenizer.fingerprint
@@ -39,7 +39,7 @@ def _read(model: load.Model) -> None:
 def _model(
   name: str, write: Callable[[pathlib.Path], str], invalid: bool, mentions: tuple[str, ...]
 ) -> Case:
-  """A case of which `write` writes the model and tells its source."""
+  """Returns a case whose model `write` writes; `write` returns the source."""
 
   def command(folder: pathlib.Path) -> list[str]:
     source = write(folder)
@@ -194,7 +194,7 @@ def _gguf_bytes_changed(rng: random.Random) -> Iterator[Case]:
 
 
 def gguf_cases(seed: int = 0) -> list[Case]:
-  """GGUF files."""
+  """Returns cases of GGUF files."""
   rng = random.Random(f'{seed}/gguf')
   untouched = _gguf('untouched', lambda file: None, False)
   return [untouched, *_gguf_metadata(), *_gguf_tensors(), *_gguf_bytes_changed(rng)]
@@ -205,7 +205,7 @@ def gguf_cases(seed: int = 0) -> list[Case]:
 
 @functools.cache
 def _folder() -> dict[str, bytes]:
-  """The files of a small model with a byte-level tokenizer."""
+  """Returns the files of a small model with a byte-level tokenizer."""
   with tempfile.TemporaryDirectory() as scratch:
     file = pathlib.Path(scratch, 'm.gguf')
     file.write_bytes(raw_gguf.valid().data())
@@ -432,7 +432,7 @@ def _hf_index() -> Iterator[Case]:
 
 
 def hf_cases(seed: int = 0) -> list[Case]:
-  """Hugging Face folders: config, weights and their index."""
+  """Returns cases of Hugging Face folders: config, weights and their index."""
   rng = random.Random(f'{seed}/hf')
   return [
     _hf('untouched', lambda files: None, False),
@@ -448,7 +448,7 @@ _POOL = (None, 3, -1, 10**20, 1.5, math.nan, '', 'x', 'a b', '\ud800', True, [],
 
 
 def _paths(value: Any, path: tuple = ()) -> Iterator[tuple]:
-  """Every place in a JSON value, of long lists and objects some."""
+  """Yields the path of each place in a JSON value; of long lists and objects only some."""
   if path:
     yield path
   items = dict(enumerate(value)) if isinstance(value, list) else value
@@ -481,7 +481,7 @@ def _tokenizer_files() -> Iterator[Case]:
 
 
 def _tokenizer_ids() -> Iterator[Case]:
-  """Tokens that say nothing, and special ones that are words or single characters."""
+  """Yields cases of empty tokens, and of special ones that are words or single characters."""
   content = json.loads(_folder()['tokenizer.json'])
   for i, _ in enumerate(content['added_tokens']):
     for flag in ('special', 'normalized', 'lstrip', 'rstrip', 'single_word'):
@@ -501,7 +501,7 @@ def _tokenizer_ids() -> Iterator[Case]:
 
 
 def _tokenizer_fields(rng: random.Random) -> Iterator[Case]:
-  """Anything anywhere in tokenizer.json; only the library knows what is right."""
+  """Yields cases with any value anywhere in tokenizer.json; the library decides validity."""
   content = json.loads(_folder()['tokenizer.json'])
   paths = list(_paths(content))
   for i in range(250):
@@ -534,7 +534,7 @@ def _tokenizer_fields(rng: random.Random) -> Iterator[Case]:
 
 
 def tokenizer_cases(seed: int = 0) -> list[Case]:
-  """Tokenizers of Hugging Face folders."""
+  """Returns cases of tokenizers of Hugging Face folders."""
   rng = random.Random(f'{seed}/tokenizers')
   return [
     _hf('untouched', lambda files: None, False),
@@ -579,7 +579,7 @@ def _chat(
   mentions: tuple[str, ...] = ('chat template',),
   **fields: Any,
 ) -> Case:
-  """A case of a template, and of fields of all roles."""
+  """Returns a case of a chat template, and of fields of all roles."""
 
   def run(folder: pathlib.Path) -> None:
     for file, content in _folder().items():
@@ -618,7 +618,7 @@ _VALUES_OF_NO_JSON = (
 
 
 def _chat_fields() -> Iterator[Case]:
-  """Strangers' texts in roles, and variables of the template."""
+  """Yields cases of untrusted texts in roles, and of variables of the template."""
   for text in _TEXTS:
     for fields in ({'examples': ((text, text),)}, {'system': text}, {'cue': text}):
       yield _chat(f'untouched but for {fields!r:.60}', raw_gguf.CHAT, False, **fields)
@@ -654,7 +654,7 @@ def _chat_fields() -> Iterator[Case]:
 
 
 def chat_cases(seed: int = 0) -> list[Case]:
-  """Chat templates of a model whose agents chat."""
+  """Returns cases of chat templates."""
   rng = random.Random(f'{seed}/chat')
   found = [_chat('untouched', raw_gguf.CHAT, False)]
   found += [_chat(f'{t[:60]!r}', t, True) for t in _BROKEN_TEMPLATES]

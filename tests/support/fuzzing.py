@@ -1,4 +1,4 @@
-"""Runs a case of the fuzz as a command of launch/ would, and says how it ended."""
+"""Runs a fuzz case as a command of launch/ would, and classifies the outcome."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Case:
   """One input.
 
   Attributes:
-    name: of the case, without its category.
-    run: reads the input; told an empty folder for its files.
-    invalid: whether it must be refused; else it may be accepted.
-    names: what the error must name, one of them; anything if empty.
-    command: writes the input into a folder; the command line that reads it there.
+    name: Name of the case, without its category.
+    run: Reads the input, given an empty folder for its files.
+    invalid: Whether it must be refused; else it may be accepted.
+    names: Words of which the error must contain one; any error if empty.
+    command: Writes the input into a folder; returns the command line that reads it there.
   """
 
   name: str
@@ -44,10 +44,10 @@ class Outcome:
   """How a case ended.
 
   Attributes:
-    kind: 'refused' and 'accepted' are well; 'silent' (accepted though invalid), 'unclear' (an
+    kind: 'refused' and 'accepted' are good; 'silent' (accepted though invalid), 'unclear' (an
       error that names nothing), 'traceback' and 'endless' are not.
-    text: the message, or what was wrong.
-    seconds: of the processor.
+    text: Error message, or description of the problem.
+    seconds: CPU time.
   """
 
   kind: str
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class _TooLong(KeyboardInterrupt):
-  """Not an error that anybody catches, but for Ctrl-C's own status."""
+  """Interrupts a case; a KeyboardInterrupt, which only handlers of Ctrl-C catch."""
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def outcome(case: Case) -> Outcome:
-  """Runs a case in a folder of its own, through the commands' very handler."""
+  """Runs a case in a folder of its own, under the error handler of the commands."""
   errors = io.StringIO()
   with tempfile.TemporaryDirectory() as folder:
     place, start = pathlib.Path(folder), time.process_time()
@@ -120,7 +120,7 @@ def _unclear(text: str, case: Case) -> str:
 
 
 def table(outcomes: Iterable[tuple[str, Outcome]]) -> str:
-  """Counts of the kinds of outcome, by category."""
+  """Returns a table of the numbers of outcomes, by category and kind."""
   kinds = ('refused', 'accepted', 'silent', 'unclear', 'traceback', 'endless')
   counts: dict[str, dict[str, int]] = {}
   for category, found in outcomes:
@@ -134,7 +134,7 @@ def table(outcomes: Iterable[tuple[str, Outcome]]) -> str:
 
 
 def main(categories: dict[str, Callable[[int], list[Case]]], arguments: list[str]) -> None:
-  """`python fuzz_inputs.py [--seed=N] [CATEGORY...]` prints counts and what did not end well."""
+  """Runs `python fuzz_inputs.py [--seed=N] [CATEGORY...]`; prints counts and bad outcomes."""
   seed = next((int(a.partition('=')[2]) for a in arguments if a.startswith('--seed=')), 0)
   chosen = [a for a in arguments if not a.startswith('-')] or list(categories)
   found = []

@@ -1,4 +1,4 @@
-r"""Hand-written answers, what each grader must make of them, by answer type.
+r"""Lists hand-written answers with the score of each grader, by answer type.
 
 A row is `(text, gold, strict, legacy)`: the score under each grader. Where the two
 differ, the strict one is right and the legacy one shows what the neighbours' extraction
@@ -256,7 +256,7 @@ MATH = [
   ('The answer is $42$, so $3$ and $4$ fit.', '42', 1, 0),
   ('The answer is 42, so 3 and 4 fit.', '42', 1, 0),
   ('The answer is $1$ and $2$, so both.', '1', 1, 0),
-  # Where it stands.
+  # Place in the text.
   (r'We find $x=3$, then $y=7$.', '7', 1, 0),
   (r'\boxed{1}, no: \boxed{2}', '2', 1, 1),
   (r'\boxed{2}. The answer is 3.', '2', 1, 1),

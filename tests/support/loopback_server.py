@@ -1,4 +1,4 @@
-"""A file server on loopback that stands in for the datasets' own addresses."""
+"""Serves files on loopback in place of the addresses of data sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve(folder: pathlib.Path) -> Iterator[str]:
-  """Serves a folder; gives its address."""
+  """Serves a folder; yields its address."""
   handler = functools.partial(_Handler, directory=folder)
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Folders with the model of the micro run, in its own vocabulary or in another one."""
+"""Writes the model of the micro run, in its own vocabulary or with permuted ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_gspo.training import setup as setup_lib
 
 @functools.cache
 def source(permuted: bool) -> str:
-  """The model's; permuted, its words have other ids."""
+  """Returns the source of the exported model; if `permuted`, its words have other ids."""
   setup = setup_lib.build(config_lib.check(micro_run.changed()))
   tokenizer, params = setup.tokenizer, jax.tree.map(np.asarray, setup.params)
   if permuted:

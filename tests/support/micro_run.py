@@ -1,4 +1,4 @@
-"""A whole run that takes seconds: a two-layer model from scratch, two informants and a solver."""
+"""Defines a run that takes seconds: a two-layer model from scratch, two informants, a solver."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agent_gspo.config import default_config
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = pathlib.Path(__file__).resolve()
 SESSION = 'AGENT_GSPO_TEST_SESSION'
-"""Variable of the environment: a folder that all workers of a test session share."""
+"""Environment variable: folder that all workers of a test session share."""
 
 
 def get_config() -> config_dict.ConfigDict:
-  """Two questions a step, two samples each; scripted messages of two words."""
+  """Returns the config: two questions a step, two samples each, two-word demonstrations."""
   config = default_config()
   config.steps = 10
   config.model.source = 'random:micro'
@@ -72,7 +72,7 @@ def get_config() -> config_dict.ConfigDict:
 
 
 def changed(**values) -> dict[str, Any]:
-  """The config as a dict with some fields set; `a__b` is field `a.b`."""
+  """Returns the config as a dict with some fields set; `a__b` is field `a.b`."""
   config = get_config().to_dict()
   for path, value in values.items():
     *sections, field = path.split('__')
@@ -81,25 +81,25 @@ def changed(**values) -> dict[str, Any]:
 
 
 def command(name: str, *arguments: str) -> list[str]:
-  """`python launch/<name>.py ...`."""
+  """Returns the command line `python launch/<name>.py ...`."""
   return [sys.executable, str(ROOT / 'launch' / f'{name}.py'), *arguments]
 
 
 def train_command(workdir: pathlib.Path, *arguments: str) -> list[str]:
-  """The command of the micro run."""
+  """Returns the command line of the micro run."""
   return command('train', f'--config={CONFIG}', f'--workdir={workdir}', *arguments)
 
 
 @functools.cache
 def folder() -> pathlib.Path:
-  """Of this worker of the test session."""
+  """Returns the temporary folder of this worker of the test session."""
   holder = tempfile.TemporaryDirectory()
   atexit.register(holder.cleanup)
   return pathlib.Path(holder.name)
 
 
 def programs() -> dict[str, Any]:
-  """JAX's settings that compile in haste and share what is compiled, whatever it cost."""
+  """Returns JAX settings: minimal optimization, and a compilation cache for all programs."""
   return {
     'JAX_DISABLE_MOST_OPTIMIZATIONS': True,  # compiling costs tests more than computing
     'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(os.environ[SESSION]) / 'compiled'),
@@ -122,7 +122,7 @@ def environment(devices: int | None = None) -> dict[str, str]:
 
 
 def shared(name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-  """A folder that the first worker makes that asks for it; do not write there."""
+  """Returns a folder that the first caller of all workers fills by `make`; do not write there."""
   folder = pathlib.Path(os.environ[SESSION]) / name
   done = folder.with_suffix('.done')
   with folder.with_suffix('.lock').open('w') as lock:
@@ -134,7 +134,7 @@ def shared(name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess:
-  """Runs a command to its end, away from the repository."""
+  """Runs a command to its end, with a working directory outside the repository."""
   return subprocess.run(
     command,
     env=environment(),
@@ -147,7 +147,7 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess:
 
 
 def train_alone(folder: pathlib.Path) -> None:
-  """Trains by `config.py` of a folder, with nothing else of the repository beside it."""
+  """Trains with `config.py` of a folder that has no other file of the repository."""
   done = subprocess.run(
     [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
     cwd=folder,
@@ -160,7 +160,7 @@ def train_alone(folder: pathlib.Path) -> None:
 
 
 def finished() -> pathlib.Path:
-  """Workdir of a micro run that nothing interrupted; do not write there."""
+  """Returns the workdir of an uninterrupted micro run; do not write there."""
   return shared('finished', _finish)
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks' official files, where this machine has them."""
+"""Finds the official files of benchmarks on this machine."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ needs_data = pytest.mark.skipif(
 
 
 def digest(questions: Iterable[Question]) -> str:
-  """Returns a short hash of all that a question shows and is graded by, in order."""
+  """Returns a short hash of the fields of questions, in order."""
   seen = [(q.id, q.text, q.answer, q.notes, q.relevant, q.derivation) for q in questions]
   return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:12]

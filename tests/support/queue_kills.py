@@ -1,6 +1,6 @@
 """Stops runs while rollouts wait in a queue, and resumes them: they must end as if undisturbed.
 
-Under the free schedule no run can be repeated; there, nothing is lost.
+Under the free schedule runs are not reproducible; there it checks that no rollout is lost.
 
 A process sends itself a signal at a drawn call of one of `POINTS`, in whichever thread that is, and
 only if a rollout of a later step than the learner's is waiting, under way or done.
@@ -63,7 +63,7 @@ def trial(
   actors: int = 0,
   schedule: str = 'fixed',
 ) -> int:
-  """Delivers so many signals in mid-queue; returns the number of runs, all of which are compared.
+  """Delivers the signals while rollouts are queued; returns the number of runs, all compared.
 
   Each process has `actors` devices and one that learns.
   """
@@ -114,7 +114,7 @@ def trial(
 
 
 def _assert_nothing_lost(workdir: pathlib.Path, reference: pathlib.Path, steps: int) -> int:
-  """Checks that each rollout was learned from once, with all that a checkpoint held of it.
+  """Checks that each rollout was learned from once, with all saved replies.
 
   Returns the number of messages that the run resumed with.
   """
@@ -156,14 +156,14 @@ def _episode(record: dict) -> tuple:
 
 
 def _logprob(tokens: np.ndarray) -> float:
-  """Returns the log-prob of a message as transcripts tell it."""
+  """Returns the log-prob of a message, rounded as in transcripts."""
   return round(float(tokens.astype(float).sum()), 3)
 
 
 def _ends(
   commands: list[list[list[str]]], environment: dict[str, str]
 ) -> list[tuple[tuple[int, str, str], ...]]:
-  """Runs commands of several processes, one after another: their statuses and outputs."""
+  """Runs commands of several processes, one after another; returns statuses and outputs."""
   servers = [
     subprocess.Popen(
       [sys.executable, str(micro_run.CONFIG.parent / 'forked_commands.py')],

@@ -1,4 +1,4 @@
-"""Stops runs at random moments, and looks whether they end as if nothing had happened.
+"""Stops runs at random moments, and checks that resumed runs end as uninterrupted ones.
 
     python tests/support/random_kills.py --kills=30 --terms=10 --processes=1 --seed=0
 
@@ -57,7 +57,7 @@ def _start(workdir: pathlib.Path, processes: int) -> list[subprocess.Popen]:
 
 
 def _statuses(started: list[subprocess.Popen]) -> list[int]:
-  """Exit statuses of all; raises where one does not end."""
+  """Returns the exit statuses of all processes; raises if one does not end."""
   until = time.monotonic() + _LONGEST_SECONDS
   try:
     return [process.wait(max(until - time.monotonic(), 0.1)) for process in started]
@@ -68,7 +68,7 @@ def _statuses(started: list[subprocess.Popen]) -> list[int]:
 
 
 def _phase(workdir: pathlib.Path) -> str:
-  """What the files say of where the run is."""
+  """Returns the progress of a run, by its files."""
   count = lambda name: (
     (workdir / name).read_bytes().count(b'\n') if (workdir / name).exists() else 0
   )
@@ -81,7 +81,7 @@ def _phase(workdir: pathlib.Path) -> str:
 
 
 def _is_right(number: int, victim: int, statuses: list[int], late: bool, ended: bool) -> bool:
-  """Whether processes may end so after a signal that came to a run that was going on."""
+  """Returns whether the exit statuses are valid after a signal during a run."""
   if number == signal.SIGKILL:
     return statuses[victim] == -signal.SIGKILL
   too_late = {0, -signal.SIGTERM} if ended else {0}
@@ -89,11 +89,11 @@ def _is_right(number: int, victim: int, statuses: list[int], late: bool, ended: 
 
 
 class Trial:
-  """Runs that are interrupted, one folder after another.
+  """Interrupts runs, one folder after another.
 
   Attributes:
-    delivered: signals by name.
-    problems: what was wrong, one line each.
+    delivered: Number of signals by name.
+    problems: Descriptions of failures, one line each.
   """
 
   def __init__(self, folder: pathlib.Path, processes: int, seed: int):
@@ -112,7 +112,7 @@ class Trial:
     self._say(f'a whole run of {processes} process(es): {self.steps} steps, {self.seconds:.1f} s')
 
   def go(self, signals: list[signal.Signals]) -> None:
-    """Delivers the signals in this order, over as many runs as that takes."""
+    """Delivers the signals in this order, over as many runs as needed."""
     left = list(signals)
     while left and not self.problems:
       workdir = self.folder / f'run{self.runs}'
@@ -124,7 +124,7 @@ class Trial:
       self.runs += 1
 
   def _interrupted(self, workdir: pathlib.Path, left: list[signal.Signals]) -> bool:
-    """Starts a run and sends it the next signal; whether the run is done."""
+    """Starts a run and sends it the next signal; returns whether the run is done."""
     number, moment = left[0], self.random.uniform(0, self.seconds)
     victim = self.random.randrange(self.processes)
     said = len(_text(workdir))
@@ -187,7 +187,7 @@ def _text(workdir: pathlib.Path) -> str:
 
 
 def trial(kills: int, terms: int, processes: int, seed: int) -> Trial:
-  """Delivers so many signals; the caller looks at `problems`."""
+  """Delivers `kills` SIGKILLs and `terms` SIGTERMs; the caller checks `problems`."""
   with tempfile.TemporaryDirectory() as folder:
     os.environ.setdefault(micro_run.SESSION, folder)
     made = Trial(pathlib.Path(folder), processes, seed)

@@ -1,4 +1,4 @@
-"""An endpoint on loopback whose replies a test writes, byte by byte if need be."""
+"""Serves an endpoint on loopback whose replies a test writes, byte by byte if needed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _numbers = itertools.count()
 
 
 def serve(answer: Callable[[Any], Wire]) -> str:
-  """Returns an address at which `answer` gets each prompt, of other than chats all fields."""
+  """Returns an address; `answer` gets each chat's prompt, and all fields of other requests."""
   name = str(next(_numbers))
   _server().answers[name] = answer
   return f'http://127.0.0.1:{_server().server_address[1]}/{name}/v1'
@@ -77,7 +77,7 @@ def replying(answer: Callable[[Any], tuple[int, Any]]) -> Iterator[tuple[str, li
 
 
 def reply(content: Any = 'It is 3.', finish: Any = 'stop', **more: Any) -> dict[str, Any]:
-  """Returns a good reply with a message of this content; `more` are fields of the reply."""
+  """Returns a valid reply with a message of this content; `more` are fields of the reply."""
   choice = {'index': 0, 'message': {'role': 'assistant', 'content': content}}
   usage = {'prompt_tokens': 9, 'completion_tokens': 3, 'total_tokens': 12}
   choices = [{**choice, 'finish_reason': finish}]

@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, for those that the gguf package would refuse to write."""
+"""Writes GGUF files byte by byte, also invalid ones that the gguf package refuses to write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG = presets.PRESETS['micro'].replace(
 
 @dataclasses.dataclass
 class Tensor:
-  """What the header says of a tensor, and its bytes."""
+  """Header fields of a tensor, and its bytes."""
 
   dims: list[int]  # innermost first, as in the file
   kind: int
@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclasses.dataclass
 class File:
-  """A file to be; `data()` writes it as it stands, sensible or not."""
+  """Contents of a file; `data()` encodes them, valid or not."""
 
   metadata: dict[str, tuple[int, Any]]  # (type, value); of arrays (ARRAY, (type, values))
   tensors: dict[str, Tensor]
@@ -75,7 +75,7 @@ def _string(text: str | bytes) -> bytes:
 
 
 def _value(kind: int, value: Any) -> bytes:
-  """The type and the value; `bytes` stand for themselves."""
+  """Encodes type and value; `bytes` are copied."""
   return struct.pack('<I', kind) + (value if isinstance(value, bytes) else _plain(kind, value))
 
 
@@ -90,14 +90,14 @@ def _plain(kind: int, value: Any) -> bytes:
 
 
 def byte_symbols() -> list[str]:
-  """GPT-2's printable stand-in for each byte, in the order of the bytes."""
+  """Returns GPT-2's printable substitute for each byte, in the order of the bytes."""
   printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
   others = iter(range(256, 512))
   return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def valid(seed: int = 0) -> File:
-  """A llama of one layer that loads: bytes, a merge, two control tokens, a chat template."""
+  """Returns a valid one-layer llama: bytes, a merge, two control tokens, a chat template."""
   c = CONFIG
   tokens = [*byte_symbols(), 'ab', '<|start|>', '<|end|>', '<unused>']
   types = [1] * 257 + [3, 3, 5]

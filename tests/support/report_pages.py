@@ -1,4 +1,4 @@
-"""Runs to report on, and a reader of the page."""
+"""Writes runs to report on, and parses report pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOID = {'meta', 'link', 'br', 'input', 'img', 'hr'}
 
 
 def episode(step, text='The crate holds 12 bolts.', right=True):
-  """Two agents: `holder` tells `solver`, and never hears of it."""
+  """Returns a transcript of two agents: `holder` writes to `solver` and reads no reply."""
   question = f'How many bolts? ({step})'
   return {
     'step': step,

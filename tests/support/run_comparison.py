@@ -1,4 +1,4 @@
-"""Whether two runs are one and the same: arrays bit for bit, and all that was written down."""
+"""Compares two runs: arrays bit for bit, and all records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_gspo.workdir import json_lines, step_folders
 
 
 def saved(workdir: pathlib.Path, step: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
-  """Step and all arrays of a checkpoint, by default the newest, as they lie on the disk.
+  """Returns step and all arrays of a checkpoint on disk, by default the newest.
 
   They are read without the devices that they were saved from.
   """
@@ -31,7 +31,7 @@ def saved(workdir: pathlib.Path, step: int | None = None) -> tuple[int, dict[str
 
 
 def records(workdir: pathlib.Path, name: str) -> list[dict]:
-  """The records of a file without what depends on the clock and the machine."""
+  """Returns the records of a file without fields that depend on clock or machine."""
   clock = ('time/', 'memory/', 'seconds')
   return [
     {key: value for key, value in record.items() if not key.startswith(clock)}
@@ -40,7 +40,7 @@ def records(workdir: pathlib.Path, name: str) -> list[dict]:
 
 
 def assert_same_run(workdir: pathlib.Path, reference: pathlib.Path, steps: int) -> None:
-  """Compares a finished run of so many steps with one that nothing interrupted."""
+  """Asserts that a finished run of `steps` steps equals an uninterrupted one."""
   step, arrays = saved(workdir)
   expected_step, expected = saved(reference)
   assert step == expected_step == steps, (step, expected_step, steps)

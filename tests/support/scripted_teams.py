@@ -1,4 +1,4 @@
-"""Teams, tokenizers and policies for tests in which every token is known beforehand."""
+"""Builds teams, tokenizers and policies for tests in which every token is known."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TOPOLOGIES = {
   'layered': {'num_agents': 4, 'layers': (1, 2, 1)},
   'dag': {'num_agents': 4, 'edges': ((0, 2), (1, 2), (0, 3))},
 }
-"""Every topology with arguments that fit it."""
+"""Arguments of every topology."""
 
 
 def byte_tokenizer() -> Tokenizer:
-  """Bytes and the one merge "ab": the ids of "a", "b" and that of "ab" decode alike."""
+  """Returns a tokenizer of bytes and one merge, "ab": ids of "a", "b" and of "ab" decode alike."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   vocab = {token: i for i, token in enumerate([*alphabet, 'ab'])}
   backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[('a', 'b')]))
@@ -53,7 +53,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def numbers_tokenizer(count: int) -> Tokenizer:
-  """Words for the prompts of `team`, and `count` numbers, each a token."""
+  """Returns a tokenizer of the words in prompts of `team`, and `count` numbers."""
   words = ['Q', 'note', ':', 'from', 'say', *(f'agent{i}' for i in range(1, 9)), 'agent', 'judge']
   return word_level([*words, *map(str, range(count))])
 
@@ -69,7 +69,7 @@ def team(
   addressing: bool = False,
   **role,
 ) -> Team:
-  """A team of agents of one role in one of `TOPOLOGIES`."""
+  """Returns a team of agents of one role in one of `TOPOLOGIES`."""
   arguments = {'edges': (), 'layers': (), **TOPOLOGIES[topology]}
   role = {
     'style': style,
@@ -95,7 +95,7 @@ def team(
 
 
 def questions(count: int, notes: int = 0) -> list[Question]:
-  """Questions "0", "1", ...; of the first `notes` agents every second holds a needed note."""
+  """Returns questions "0", "1", ...; `notes` agents have notes, every second one relevant."""
   return [
     Question(
       id=f'q{i}',
@@ -110,7 +110,7 @@ def questions(count: int, notes: int = 0) -> list[Question]:
 
 @functools.cache
 def model_policy() -> tuple[ModelPolicy, Tokenizer]:
-  """A random model that speaks for teams of `numbers_tokenizer`; few shapes compile fast."""
+  """Returns a random model for teams of `numbers_tokenizer`; few shapes compile fast."""
   tokenizer = numbers_tokenizer(20)
   config = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
   sampler = Sampler(config, max_new_tokens=6, prefill_length=768, prefill_rows=4, smallest_batch=96)
@@ -119,7 +119,7 @@ def model_policy() -> tuple[ModelPolicy, Tokenizer]:
 
 
 class Echo(Task):
-  """Right is the answer whose last word is the gold one."""
+  """Grades an answer as right if its last word is the gold answer."""
 
   name = 'echo'
 
@@ -131,9 +131,9 @@ class Echo(Task):
 
 
 class IdsPolicy:
-  """Samples what a function says, and keeps the turns it was asked for.
+  """Returns the ids of a function as samples, and records turns and batch sizes.
 
-  `ids(turn)` gives `(token ids with the stop token, ended)`.
+  `ids(turn)` returns `(token ids with the stop token, ended)`.
   """
 
   def __init__(self, ids: Callable[[Turn], tuple[Sequence[int], bool]]):
@@ -149,7 +149,7 @@ class IdsPolicy:
 
 
 def told(policy: Policy, hear: Callable[[Turn, np.ndarray], None]) -> Policy:
-  """A policy that tells of its messages token by token, those of a layer side by side."""
+  """Returns a policy that reports its messages to `hear` token by token, in step within a layer."""
 
   def write(turns: Sequence[Turn]) -> list[Reply]:
     replies = policy(turns)
@@ -162,7 +162,7 @@ def told(policy: Policy, hear: Callable[[Turn, np.ndarray], None]) -> Policy:
 
 
 def carried(batch: RolloutBatch, index: int) -> int:
-  """Later prompts that hold the ids of a message, which must occur nowhere else."""
+  """Counts later prompts that contain the ids of a message, which must occur nowhere else."""
   message = batch.messages[index]
   written = message.token_ids[: message.length].tolist()
   if not written:
@@ -175,5 +175,5 @@ def carried(batch: RolloutBatch, index: int) -> int:
 
 
 def holds(sequence: Sequence[int], part: Sequence[int]) -> bool:
-  """Whether `part` stands in `sequence` in one piece."""
+  """Returns whether `part` is a contiguous part of `sequence`."""
   return any(sequence[i : i + len(part)] == part for i in range(len(sequence) - len(part) + 1))

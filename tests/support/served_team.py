@@ -1,4 +1,4 @@
-"""A team of three behind the endpoint, for whom a script speaks."""
+"""Serves a scripted team of three behind the endpoint."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TOKENIZER = scripted_teams.byte_tokenizer()
 
 
 class Served:
-  """Two informants and a solver; the first one says its note, the second nothing.
+  """Two informants and a solver; the first writes its note, the second is silent.
 
   Attributes:
-    questions: that were put to the team.
-    temperatures: of its conversations.
-    turns: that were taken, as (text of the question, agent).
-    fails: what a conversation raises, if anything.
-    before: called before each turn.
-    between: called before each token that a stream tells of.
-    task: asks the team.
-    solution: what the solver says; by default how many characters it has heard.
+    questions: Questions that the team received.
+    temperatures: Temperatures of its conversations.
+    turns: Turns taken, as (text of the question, agent).
+    fails: Exception that a conversation raises, if any.
+    before: Called before each turn.
+    between: Called before each token of a stream.
+    task: Task of the team.
+    solution: Message of the solver; by default the number of characters that it read.
   """
 
   told = ''
@@ -77,11 +77,11 @@ class Served:
 
 @contextlib.contextmanager
 def serving(served: Served, **options) -> Iterator[str]:
-  """The address at which a team is served.
+  """Yields the address at which a team is served.
 
   Args:
-    served: the team.
-    **options: of `make_app`.
+    served: Team.
+    **options: Options of `make_app`.
   """
   server = app.server(app.make_app(served, **options), port=0, log_level='error')
   thread = threading.Thread(target=server.run, daemon=True)

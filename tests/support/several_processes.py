@@ -1,4 +1,4 @@
-"""Several processes on loopback, each with host devices of its own, that train one run."""
+"""Runs training in several processes on loopback, each with host devices of its own."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _OPTIONS = (
   '--config.evaluation.every=2',
   '--config.checkpoint.every=1',
 )
-# Of the clock, of the machine, and what is rounding altogether.
+# Metrics of the clock, of the machine, and of rounding alone.
 _FREE = ('time/', 'memory/', 'seconds', 'policy/ratio_first_minibatch_error')
 _FREE += ('policy/sampler_trainer_diff',)
 
 
 def free_port() -> int:
-  """A port that no outgoing connection takes meanwhile."""
+  """Returns a free port outside the range of outgoing connections."""
   while True:
     port = random.randrange(20000, 32000)
     with socket.socket() as some, contextlib.suppress(OSError):
@@ -39,13 +39,13 @@ def free_port() -> int:
 
 
 def _mesh(devices: int) -> list[str]:
-  """All three axes as soon as there are enough devices."""
+  """Returns flags of a mesh that uses all three axes if there are enough devices."""
   fsdp, tensor = min(devices, 2), max(devices // 4, 1)
   return ['--config.mesh.data=-1', f'--config.mesh.fsdp={fsdp}', f'--config.mesh.tensor={tensor}']
 
 
 def environment(devices: int) -> dict[str, str]:
-  """Of a process with so many host devices."""
+  """Returns the environment of a process with `devices` host devices."""
   return {
     **micro_run.environment(devices),
     # SFT is kept whatever the mesh, whose rounding it has: one device needs its own.
@@ -61,15 +61,15 @@ def start(
   under: Callable[[int], list[str]] = lambda index: [],
   options: Callable[[int], list[str]] = lambda index: [],
 ) -> list[subprocess.Popen]:
-  """The processes of a run with so many devices each, started together.
+  """Starts the processes of a run, each with `devices` host devices.
 
   Args:
-    workdir: of the run.
-    processes: how many.
-    devices: of each.
-    output: where to.
-    under: of each process the command that runs its command, if there is one.
-    options: of each process alone.
+    workdir: Run folder.
+    processes: Number of processes.
+    devices: Host devices of each process.
+    output: Destination of stdout.
+    under: Maps a process to the command that wraps its command, if any.
+    options: Maps a process to its own flags.
   """
   made = commands(workdir, processes, devices)
   return [
@@ -88,7 +88,7 @@ def start(
 def commands(
   workdir: pathlib.Path, processes: int, devices: int, options: Sequence[str] = ()
 ) -> list[list[str]]:
-  """The command of each process of a run."""
+  """Returns the command line of each process of a run."""
   together = []
   if processes > 1:
     together = [f'--coordinator=127.0.0.1:{free_port()}', f'--num_processes={processes}']
@@ -107,7 +107,7 @@ def commands(
 
 
 def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> list[str]:
-  """What a Python script prints in each of some processes, with so many host devices each.
+  """Runs a Python script in several processes; returns the output of each.
 
   Its arguments are the folder, the coordinator's address and the index of its process.
   """
@@ -130,7 +130,7 @@ def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> 
 
 
 def ends(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
-  """Exit status and output of each."""
+  """Returns exit status and output of each process."""
   found = []
   for process in started:
     output, _ = process.communicate(timeout=280)
@@ -165,7 +165,7 @@ def assert_same_figures(workdir: pathlib.Path, reference: pathlib.Path) -> None:
 
 
 def alone() -> pathlib.Path:
-  """Workdir of the run of one process with four devices; do not write there."""
+  """Returns the workdir of a run of one process with four devices; do not write there."""
   return micro_run.shared('four_devices', lambda workdir: run(workdir, 1, 4))
 
 

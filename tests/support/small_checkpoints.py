@@ -1,4 +1,4 @@
-"""Checkpoints of a small state, and every way in which files get lost."""
+"""Builds checkpoints of a small state, and damages their files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agent_gspo.workdir import checkpoints
 
 
 def params(value: float) -> dict[str, dict[str, jnp.ndarray]]:
-  """Nested parameters, which do not compress to nothing."""
+  """Returns nested parameters that do not compress well."""
   noise = np.random.default_rng(0).normal(value, 1, (2, 500)).astype(np.float32)
   return {'a': {'lora_a': jnp.asarray(noise)}, 'b': {'kernel': jnp.asarray(noise[0])}}
 
 
 def state(value: float, step: int = 0) -> state_lib.TrainState:
-  """A state of few arrays, of which one is frozen."""
+  """Returns a state of few arrays, of which one is frozen."""
   optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
   made = state_lib.init(params(value), optimizer, lambda_tok=value, lora=True)
   # As after some steps: none of the optimizer's moments is 0.
@@ -42,7 +42,7 @@ def open_(
   keep_best: int = 0,
   **sections,
 ) -> checkpoints.Checkpoints:
-  """Those of the micro run in a folder; `sections` of its config may be set, or added to."""
+  """Opens a folder as checkpoints of the micro run; `sections` change its config."""
   config = micro_run.get_config().to_dict()
   for section, fields in sections.items():
     config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields

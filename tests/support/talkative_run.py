@@ -1,4 +1,4 @@
-"""The micro run with informants who can read one another: fit for any topology."""
+"""Defines the micro run with informants that can read one another, for any topology."""
 
 from __future__ import annotations
 

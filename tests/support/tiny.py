@@ -1,4 +1,4 @@
-"""A decoder small enough for a test, and plain reference computations on it."""
+"""Defines a decoder small enough for a test, and reference computations on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIXTURE = CONFIG.replace(family='qwen3_moe', num_experts=6, experts_per_token=2,
 
 @functools.cache
 def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
-  """Random parameters, numpy arrays; `sharpness` scales the logits. Adapters are off."""
+  """Returns random parameters, NumPy arrays; `sharpness` scales the logits. Adapters are off."""
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(functools.partial(transformer.init_params, config), jax.random.key(0))
 
@@ -47,9 +47,9 @@ def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
 
 
 def logits(config: ModelConfig, tree, sequence) -> jax.Array:
-  """Float32 `[T, V]` of one sequence in a row of its own: no cache and no tree.
+  """Returns logits of one sequence without cache or tree, float32 `[T, V]`.
 
-  Its end is padded to few lengths, since each is compiled.
+  Pads its end to few lengths, since each is compiled.
   """
   length = len(sequence)
   ids = np.pad(np.asarray(sequence, np.int32), (0, -length % 16))
@@ -70,7 +70,7 @@ def _logits(config: ModelConfig):
 
 
 def message(prompt, sampled, logprobs=None, *, ended: bool = True, agent: int = 0) -> Message:
-  """A message of which only ids and log-probs matter."""
+  """Returns a message with given ids and log-probs, and defaults elsewhere."""
   sampled = np.asarray(sampled, np.int32)
   return Message(
     episode=0,

@@ -1,4 +1,4 @@
-"""Sampling from and training a model whose embedding has rows that no text shows."""
+"""Samples from and trains a model whose embedding has rows that are never written."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.policy_loss import Programs
 
 UNSAID = ((0, 3), (70, 71), (140, 300))
-"""A hole within a device's part of the vocabulary, and parts in which there is nothing else."""
+"""Ranges of unwritten ids: within a device's vocabulary shard, and whole shards."""
 _TEMPERATURE = 0.8
 
 
 def said() -> np.ndarray:
-  """Returns the ids that are shown."""
+  """Returns the ids that can be written."""
   shown = np.ones(tiny.CONFIG.vocab_size, bool)
   for first, end in UNSAID:
     shown[first:end] = False
@@ -33,12 +33,12 @@ def said() -> np.ndarray:
 
 
 def first_update(mesh: tuple[int, int, int], *, lora_rank: int = 0, **options: Any) -> dict:
-  """Returns what is sampled, and the metrics of the first mini-batch that is made of it.
+  """Returns samples, and the metrics of the first mini-batch of them.
 
   Args:
-    mesh: sizes of data, fsdp and tensor.
-    lora_rank: of the adapters that are trained, 0 for all parameters.
-    **options: of the update.
+    mesh: Sizes of data, fsdp and tensor.
+    lora_rank: Rank of the trained adapters, 0 to train all parameters.
+    **options: Options of `Programs`.
   """
   config = tiny.CONFIG.replace(num_layers=1, unsaid=UNSAID, lora_rank=lora_rank)
   where = placement.make_placement(dict(zip(placement.AXES, mesh, strict=True)))

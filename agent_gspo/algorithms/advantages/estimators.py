@@ -146,7 +146,7 @@ def check(name: str, options: Mapping[str, Any]) -> None:
       function has no default, or an option that is set is invalid.
   """
   known = [f.name for f in dataclasses.fields(AdvantageInputs)]
-  if name not in GAINS:  # for which alone gains are measured
+  if name not in GAINS:  # gains are not measured for others
     known = [field for field in known if field not in _GAINED]
   known += ['rewards', 'own_rewards', 'episode_rewards']
   plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
@@ -164,7 +164,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def settings(section: AdvantageOptions) -> dict[str, Any]:
-  """Returns the options of a section's estimator, with their defaults where it has none."""
+  """Returns the options of a section's estimator; unset ones have their defaults."""
   return {**options_of(section.name), **section.options}
 
 

@@ -184,7 +184,7 @@ def rae(
 def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   """Computes single-stream policy optimization (arXiv 2509.13232): `whiten_batch(r - p)`.
 
-  `p` is the question's success probability from earlier rollouts, see `posterior`: no group is
-  needed, and a group of one counts like any other.
+  `p`, float32 `[M]`, is the question's success probability from earlier rollouts, see
+  `selection.probability`: no group is needed, and a group of one counts like any other.
   """
   return group_lib.whitened(rewards - probability, eps=eps)

@@ -10,7 +10,7 @@ from agent_gspo.algorithms.advantages import groups as group_lib
 
 @chex.dataclass(frozen=True)
 class AdvantageInputs:
-  """One entry per message, no padding; `M` messages, `K` lengths of history.
+  """Inputs of an estimator, unpadded; `M` messages, `K` lengths of history.
 
   Fields that default to None are read by some estimators only (see `advantages.fields_of`).
 
@@ -25,9 +25,9 @@ class AdvantageInputs:
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, in an environment
       iff the author observes the same, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
-    reward: What an environment gave for the message alone, float32 `[M]`; the task score for each
-      author's last message of an episode in which it gave nothing; None without one.
-    taken: False for a candidate that nobody reads (`rollout.branches`), bool `[M]`.
+    reward: Environment reward of the message alone, float32 `[M]`; in an episode without rewards,
+      the task score for each author's last message. None without an environment.
+    taken: False for a candidate that the episode discards (`rollout.branches`), bool `[M]`.
     probability: Success probability of the question before this rollout
       (`selection.probability`), float32 `[M]`.
     gain: Nats that the answering agent gained by the message (`training.message_worth`), float32
@@ -35,7 +35,7 @@ class AdvantageInputs:
     plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of the plain note, float32 `[M]`.
     silence_costs: Weighted costs of silence in the message's place, float32 `[M]`.
-    gold: Whether the gold answer is known and could be learned in the message's place, bool `[M]`.
+    gold: True where the gold answer can be the training target in the message's place, bool `[M]`.
     role: Side of the author, without sides the author, int `[M]`.
     baselines: Running baseline of each of `S` roles before this rollout, float32 `[S]`.
   """
@@ -92,12 +92,14 @@ class AdvantageInputs:
 
 @chex.dataclass(frozen=True)
 class Advantage:
-  """Attributes:
-  values: Advantages, float32 `[M]`.
-  kept: 1, or 0 for a message dropped from the update and from the objective's count, float32
-    `[M]`.
-  baselines: Running baseline of each role after the rollout, float32 `[S]`; None for those before
-    it, if there are any.
+  """Advantages of a rollout's messages.
+
+  Attributes:
+    values: Advantages, float32 `[M]`.
+    kept: 1, or 0 for a message dropped from the update and from the objective's count, float32
+      `[M]`.
+    baselines: Running baseline of each role after the rollout, float32 `[S]`; None for those before
+      it, if there are any.
   """
 
   values: np.ndarray

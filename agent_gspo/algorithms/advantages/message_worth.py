@@ -37,12 +37,12 @@ def worth(
   silent still learns of the better action. A worse one is left out: it would reward whatever the
   group does.
 
-  With `imitation`, the answering agent learns the gold answer in the place of its own, with that
-  advantage: it ascends the value that gains are differences of. Else, and without a gold answer,
-  its messages get the advantage of `per_component`.
+  With `imitation`, the gold answer replaces the answering agent's as training target, with that
+  advantage: this ascends the value whose differences are the gains. Otherwise, and without a gold
+  answer, its messages get the advantage of `per_component`.
 
-  Gains add up in nats: of two messages useful only together, the first already pays. In
-  probabilities it would not.
+  Nats add up: of two messages useful only together, the first alone already has a gain. In
+  probabilities it would have almost none.
 
   Args:
     task: Task score of the message's episode, float32 `[M]`.
@@ -57,8 +57,8 @@ def worth(
     outcome: Weight of the episode's task score.
     virtual: Includes silence and the plain note in the baseline where they are better.
     imitation: Advantage of the gold answer.
-    std_floor: Smallest deviation that is divided by, in units of task score. Far below the usual
-      one, a token saved would weigh as much as an answer lost, whatever the price.
+    std_floor: Lower bound of the divisor, in units of task score. Near 0, a saved token would weigh
+      as much as a lost answer in groups that differ in costs alone, at any price.
     eps: Smallest divisor, also of `per_component`.
   """
   measured = ~np.isnan(gain)
@@ -100,13 +100,12 @@ def potential(
   std_floor: float = 0.3,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Returns `worth` without virtual actions, for gains `v(N) - v(before i)`.
+  """Computes `worth` without virtual actions, for gains `v(N) - v(before i)`.
 
-  Silence gains what later messages do, which is not known where nobody was silent.
+  Silence has the gain of the later messages, which is measured only where a message is silent.
 
   Args:
-    task, costs, groups, gain, gold: As of `worth`.
-    nats, outcome, imitation, std_floor, eps: As of `worth`.
+    task, costs, groups, gain, gold, nats, outcome, imitation, std_floor, eps: See `worth`.
   """
   columns = task, costs, groups, gain, *[np.full(len(task), np.nan)] * 3, gold
   options = {'nats': nats, 'outcome': outcome, 'imitation': imitation}
@@ -128,13 +127,13 @@ def replay(
   std_floor: float = 0.3,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Returns `worth` of gains in task score: of answers sampled with and without the message.
+  """Computes `worth` with gains in task score, from answers sampled with and without the message.
 
   Args:
-    task, costs, groups, gain, plain_gain, plain_costs, silence_costs: As of `worth`, gains in
+    task, costs, groups, gain, plain_gain, plain_costs, silence_costs: See `worth`; gains are in
       task score.
     samples: Answers sampled for each prompt.
-    outcome, virtual, std_floor, eps: As of `worth`.
+    outcome, virtual, std_floor, eps: See `worth`.
   """
   del samples  # read where answers are sampled, `training.answer_values`
   notes, nowhere = (plain_gain, plain_costs), np.zeros(len(task), bool)
@@ -153,9 +152,9 @@ def hill(
   std_floor: float = 0.3,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Computes `per_component` of a hint's reward (HiLL, arXiv 2604.00698) in the task score's place.
+  """Computes `per_component` with hint rewards (HiLL, arXiv 2604.00698) in place of task scores.
 
-  Messages without one, such as answers, keep the task score, and are compared with their like.
+  Other messages, such as answers, keep the task score and are compared with one another.
 
   Args:
     task: Task score of the message's episode, float32 `[M]`.
@@ -164,9 +163,9 @@ def hill(
     gain: Reward of a hint, see `training.hints`, float32 `[M]`; NaN if not measured.
     samples: Answers sampled for each set of messages.
     temperature: A reliance of minus this many nats a token divides a hint's signal by e.
-    std_floor: Smallest deviation of hints that is divided by. Without it rewards of 0.001 would
-      weigh as much as rewards of 1.
-    eps: As of `per_component`.
+    std_floor: Lower bound of the divisor for hints. Without it rewards of 0.001 would weigh as much
+      as rewards of 1.
+    eps: See `per_component`.
   """
   del samples, temperature  # read where answers are sampled, `training.hints`
   measured = ~np.isnan(gain)

@@ -118,13 +118,13 @@ def matchtir(
   """Computes the dual-level advantages of MatchTIR (arXiv 2601.10712): `(A_episode + A_turn) / 2`.
 
   `A_episode` compares what an author earned in whole episodes within `groups`, `A_turn` its returns
-  from a turn on with those of other episodes in the same turn; the code discounts by 0.9
-  (`reward.discount`). Formulas are those of the authors' code, but for the population's deviation
-  and 0 for a turn without another to compare with, where the code keeps the return.
+  from a turn on with those of other episodes in the same turn; the authors discount
+  by 0.9 (`reward.discount`). Formulas are those of their code, but for the population deviation,
+  and 0 for a turn without others to compare with, where their code keeps the return.
 
   Their reward of a turn is the mean similarity of its tool calls to the reference calls that a
-  bipartite matching over the whole episode assigns to them. Here the task pays: it has the
-  references, and `Environment.act` can match a call to those that are still free.
+  bipartite matching over the whole episode assigns to them. Here the task, which has the
+  references, gives rewards: `Environment.act` can match a call to those not yet matched.
 
   Args:
     rewards: Discounted returns from the message on, float32 `[M]`.
@@ -152,22 +152,22 @@ def mars2(
 ) -> np.ndarray:
   """Computes path-level advantages over a tree of refinements (MARS2, arXiv 2604.14564).
 
-  A message is a node, its reward `r` the quality of what it leaves. Its parent is the message that
-  was taken in the turn before, its siblings are the author's other candidates for the turn:
+  A message is a node, its reward `r` the quality of the state after it. Its parent is the message
+  that was taken in the turn before, its siblings are the author's other candidates for the turn:
 
     r' = r + gamma (r - b),  b = (1 - mix) r_parent + mix (mean r of the siblings)
 
   If a node lacks one of the two, `b` is the other, and without both `r' = r`. `A` is `group_std` of
   `r'` over the author's nodes of the tree. Formulas are those of the authors' code, but for the
-  population's deviation. There Thompson sampling chooses the node to expand; here the best
-  candidate of a turn alone goes on (`rollout.branches`), and the tree of a question consists of its
-  episodes, whose first turns are siblings. In a turn of several agents the parent's reward is the
-  mean of theirs.
+  population deviation. There Thompson sampling chooses the node to expand; here an episode
+  continues from the best candidate of a turn (`rollout.branches`), and the tree of a question
+  consists of its episodes, whose first turns are siblings. In a turn of several agents the parent's
+  reward is the mean of theirs.
 
   Args:
     own_rewards: Reward of each message alone minus its own costs, float32 `[M]`.
     question, episode, agent, turn: int `[M]`.
-    taken: False for a candidate that does not go on, bool `[M]`.
+    taken: False for a candidate that the episode discards, bool `[M]`.
     gamma: Weight of the comparison with parent and siblings.
     mix: Part of the siblings in it.
     std_floor, eps: Options of `group_std`.
@@ -208,9 +208,9 @@ def advantage_alignment(
 
     A_t + beta gamma (sum_{k < t} gamma^(t - k) A_k) B_t
 
-  What helps others is reinforced after turns that went well for the author, so that they learn to
-  let it fare well. Others are all agents of another `role`, in place of the paper's one opponent;
-  `t` and `k` count the author's messages.
+  Actions that help others are reinforced after turns with a positive author's advantage, so that
+  others learn to raise it. Others are all agents of another `role`, in place of the paper's one
+  opponent; `t` and `k` count the author's messages.
 
   Args:
     own_rewards: Reward of each message alone minus its own costs, float32 `[M]`.

@@ -44,15 +44,15 @@ def chosen(
   head_dim: int,
   cap: float | None,
 ) -> str:
-  """Returns the implementation for trees: the given one, or that which 'auto' takes.
+  """Returns the implementation for trees: the given one, or the choice of 'auto'.
 
   Args:
-    implementation: As of `attend`.
+    implementation: See `attend`.
     backend: Kind of the devices: 'cpu', 'gpu' or 'tpu'.
-    dtype: Of the operands.
+    dtype: Dtype of the operands.
     columns: Columns of a row, T.
     head_dim: Width of a head, d.
-    cap: As of `attend`.
+    cap: See `attend`.
   """
   if implementation != 'auto':
     return implementation

@@ -9,13 +9,13 @@ import jax
 from agent_gspo.ops.attention import padding
 from agent_gspo.ops.attention.masks import TreeMask
 
-_MULTIPLE = 64  # columns; the backward pass takes no odd number of them
+_MULTIPLE = 64  # columns; the backward pass does not support an odd number
 
 
 def has_heads_of(width: int) -> bool:
-  """Returns whether cuDNN has attention of heads this wide for the GPUs of this process.
+  """Returns whether cuDNN supports attention heads of this width on the GPUs of this process.
 
-  Without GPUs here, for a plan of others, it assumes Ampere.
+  Assumes Ampere if this process has no GPUs, as in a plan for another machine.
   """
   unknown = '' if jax.default_backend() == 'gpu' else '8.0'
   capability = str(getattr(jax.local_devices()[0], 'compute_capability', unknown))

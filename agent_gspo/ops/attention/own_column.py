@@ -17,7 +17,7 @@ Parts = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """Keys and values of the old cache `[B, K, S, d]`, and of the token `[B, K, 1, d]`."""
 
 ROWS = 128
-"""Fewest rows for which it pays; smaller caches stay in fast memory (docs/performance.md)."""
+"""Rows from which this is faster; smaller caches stay in fast memory (docs/performance.md)."""
 
 
 def attend(q: jax.Array, parts: Parts, before: jax.Array, *, cap: float | None = None) -> jax.Array:

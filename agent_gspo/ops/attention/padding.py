@@ -11,7 +11,7 @@ from agent_gspo.ops.attention.masks import TreeMask
 def to_multiple(
   size: int, q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask
 ) -> tuple[jax.Array, jax.Array, jax.Array, TreeMask]:
-  """Pads `T` of `[B, K, g, T, d]`, `[B, K, T, d]` twice and of a mask to a multiple of `size`.
+  """Pads `T` of `q` `[B, K, g, T, d]`, `k`, `v` `[B, K, T, d]` and `mask` to a multiple of `size`.
 
   Each padding column is its own tree, to which no other column attends.
   """
