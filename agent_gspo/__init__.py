@@ -1,13 +1,13 @@
-"""Teams of language-model agents that learn to solve tasks with few tokens (arXiv 2510.22477).
+"""Trains teams of language-model agents to solve tasks with few tokens (arXiv 2510.22477).
 
-What is offered here is imported when it is first used, so `import agent_gspo` costs nothing:
+Public names are imported on first use, so `import agent_gspo` is fast:
 
     import agent_gspo
 
     config = agent_gspo.default_config()
     agent_gspo.train(config.to_dict(), 'runs/first')
 
-`agent_gspo.algorithms` holds objectives and advantages as pure functions of arrays.
+`agent_gspo.algorithms` has objectives and advantages as pure functions of arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from agent_gspo import lazy
 
 __version__ = '0.1.0'
 
-# Name -> where it lives.
 _PUBLIC = {
   'Environment': 'agent_gspo.environments.base',
   'Message': 'agent_gspo.types',

@@ -121,7 +121,7 @@ class Section:
 
 
 def _read(kind: type, value: Any) -> Any:
-  """Returns a field's value; JSON has lists in place of tuples."""
+  """Converts a field's value to its type; JSON has lists in place of tuples."""
   if issubclass(kind, Section):
     return kind.from_dict(value)
   return tuple(value) if kind is tuple and isinstance(value, list) else value
@@ -159,7 +159,7 @@ def did_you_mean(given: str, known: Iterable[str], written: Callable[[str], str]
   Args:
     given: Unknown name.
     known: Names that could be meant.
-    written: How the message writes a name.
+    written: Formats a name for the message.
   """
   close = difflib.get_close_matches(str(given), list(known), 1)
   return f' Did you mean {written(close[0])}?' if close else ''

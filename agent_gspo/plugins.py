@@ -2,8 +2,8 @@
 
 All registries (tasks, topologies, objectives, advantages, length rewards, selection rules) are
 looked up here. Modules are imported from the Python path, to which the commands add the current
-folder. User code runs within `guard` and its results are validated, so that each fault raises one
-error that names its field.
+folder. User code runs within `guard` and its results are validated, so that each failure raises
+one error that names its field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_gspo.values import is_number, shown
 
 T = TypeVar('T')
 _MOST_TEXT = 300  # characters of a user error's text
-# Options of estimators, objectives and length rewards that are above 0; others may be 0.
+# Options of estimators, objectives and length rewards that must be above 0; others may be 0.
 _POSITIVE = (
   'bound', 'buffer', 'eps', 'limit', 'loss_floor', 'max_length', 'nats', 'samples', 'target',
   'tau_negative', 'tau_positive', 'temperature'
@@ -36,7 +36,7 @@ _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class PluginError(ValueError):
-  """User code raised, exited or returned an invalid value."""
+  """Error: user code raised, exited or returned an invalid value."""
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
   try:
     inspect.signature(found)
   except (TypeError, ValueError) as error:
-    raise ValueError(f'{field}={name!r} does not tell its parameters; wrap it.') from error
+    raise ValueError(f'{field}={name!r} has no signature; wrap it in a function.') from error
   return found
 
 
@@ -257,7 +257,7 @@ def check_parameters(
       raise ValueError(f'{where}: write each parameter by its name.')
     if parameter.kind is not parameter.KEYWORD_ONLY and parameter.name not in known:
       raise ValueError(
-        f'{where} is none of {", ".join(known)}. Options come behind a star: (..., *, scale=1.0).'
+        f'{where} is none of {", ".join(known)}. Options are keyword-only: (..., *, scale=1.0).'
       )
     needed = parameter.kind is parameter.KEYWORD_ONLY and (
       defaults or parameter.default is not parameter.empty

@@ -1,4 +1,4 @@
-"""Identifies the code and packages that a process runs, and its machine."""
+"""Identifies the code, the packages and the machine of a process."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 SELECTION_ORDER = 0  # one order of the training questions
 SFT_ORDER = 1  # order of demonstrations, by epoch
 MINIBATCH_ORDER = 2  # order of a step's questions, by step
-SFT_TERMS = 2  # prices and budgets in demonstrations, by SFT step; kept at 2 as seeded runs had it
+SFT_TERMS = 2  # prices and budgets in demonstrations, by SFT step; 2 keeps seeded runs unchanged
 SELECTION = 6  # choices of a selection rule, by questions drawn
 MUST_SPEAK = 8  # authors that may not be silent, by step and question
 TERMS = 7  # prices and budgets in rollouts, by step and questions asked in it

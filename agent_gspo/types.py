@@ -59,7 +59,7 @@ class Question:
     if len(self.relevant) not in (0, len(self.notes)):
       raise ValueError(
         f'question {self.id!r}: relevant={self.relevant!r}, but it has {len(self.notes)} notes; '
-        'mark every note, or none where nobody knows.'
+        'mark every note, or none if relevance is unknown.'
       )
 
   def note(self, agent: int) -> str:
@@ -98,22 +98,21 @@ class Message:
     text: Decoded tokens without the stop token, but with its `tail`.
     readers: Number of later turns whose prompt contains this message, the author's own turns
       included; 0 for a silent message.
-    read_from: `(author, round)` of each message that could be new in this prompt. Silent messages
-      and messages addressed to others are listed but were not delivered.
-    addressees: Agents that the message is for; None for all readers in the topology.
+    read_from: `(author, round)` of each message that the topology adds to this prompt. Silent
+      messages and messages addressed to others are listed but were not delivered.
+    addressees: Agents that the message is addressed to; None for all readers in the topology.
     inserted: Mask of tokens that a tool wrote and that were not sampled, bool like `token_ids`;
       None without any.
     usage: Tokens `(read, written)` as counted by an endpoint, or zeros for a muted agent; None if
       counted from the ids.
     tail: Ids of the text in the stop token before its separator: those of "." if it is ".\\n".
-    told: Texts of the environment that are new in this prompt: read, without loss.
-    reward: Reward that the environment gave the author for this message; None without one.
+    told: New texts of the environment in this prompt; they carry no loss.
+    reward: Environment reward of the author for this message; None without one.
     learns: False for a message of an opponent, which carries no loss and enters no baseline.
-    taken: Whether the conversation contains it; False for a candidate that nobody reads, see
-      `rollout.branches`.
+    taken: False for a candidate that the episode discards, see `rollout.branches`.
     log_speak: Log-prob that the message is not silent; None if not measured, see `exploration`.
     weight: Importance weight of the episode, see `exploration`.
-    version: Finished steps of the weights that wrote it in training; -1 for an opponent's message.
+    version: Finished training steps of its weights; -1 for an opponent's message.
     experts: Experts of the tokens of `path` that a mixture read as it sampled in training, all but
       the last or a tool's last result, int8 or int16 `[n, num_layers, k]`; None if unknown.
   """
@@ -200,7 +199,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutBatch:
-  """`E` finished conversations about `B` questions: one table with a row per message.
+  """`E` finished episodes about `B` questions: one table with a row per message.
 
   Attributes:
     questions: Questions, `[B]`.
@@ -212,13 +211,13 @@ class RolloutBatch:
     messages: Token ids of each message, in the order in which they were written, `[M]`; empty in
       a table read from records.
     episode, question, agent, round, layer: Indices of each message's turn, int `[M]`.
-    written: Tokens before the stop token (`Ctok`), int `[M]`.
-    read: Prompt tokens, template included (`Ptok`), int `[M]`.
+    written: Sampled content tokens (`Ctok`), int `[M]`.
+    read: Prompt tokens, template included, and tool tokens (`Ptok`), int `[M]`.
     readers: Later turns whose prompt contains the message, its author's included, int `[M]`.
     tool_calls, tool_tokens: Results of tools in the message, and their tokens, int `[M]`.
-    silent: Empty messages, bool `[M]`.
-    truncated: Messages cut off by the cap, bool `[M]`.
-    taken: Messages of the conversation, False for other candidates, bool `[M]`.
+    silent: True for empty messages, bool `[M]`.
+    truncated: True for messages cut off by the cap, bool `[M]`.
+    taken: False for candidates that the episode discards, bool `[M]`.
     relevant: 1 for authors with a relevant note, 0 with an irrelevant one, -1 with none, int `[M]`.
     text: Text of each message, `[M]`.
     read_from: `(author, round)` of the messages readable in each turn, `[M]`.
@@ -267,7 +266,7 @@ class RolloutBatch:
 
   @property
   def role(self) -> np.ndarray:
-    """Returns the number of each author's side, without sides that of the author, int `[M]`."""
+    """Returns the index of each author's side, or of the author without sides, int `[M]`."""
     names = self.sides or self.agent_names
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return np.asarray([number[name] for name in names])[self.agent]

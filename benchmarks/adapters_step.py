@@ -1,11 +1,11 @@
-"""Seconds of a step in which four agents have an adapter each, against one adapter for all.
+"""Times a step in which four agents have an adapter each, and one with a shared adapter.
 
     python benchmarks/adapters_step.py --preset=small --rank=8
 
 A step is one sampler call for the turns of all agents and one optimizer step on their
-messages, on random weights and made-up prompts; messages run to their cap, so that both sides
-compute the same positions. The two sides take turns, the ratio is that of their medians.
-On a machine with other work look at the processor time.
+messages, on random weights and random prompts; messages run to their cap, so that both variants
+compute the same positions. The variants alternate, the ratio is that of their medians.
+On shared cores compare the processor time.
 Prints a markdown table and writes benchmarks/results/adapters_step.json.
 """
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, float]]:
-  """A step with this number of adapters; calling it returns the seconds of its phases."""
+  """Returns a step with this number of adapters, a function to the seconds of its phases."""
   config = presets.PRESETS[options.preset].replace(
     vocab_size=_VOCABULARY, lora_rank=options.rank, num_adapters=adapters
   )
@@ -128,7 +128,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
 
 
 def _prompts(agents: int) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Author and prompt of each row: an agent's own examples, then a question of all."""
+  """Returns author and prompt of each row: its agent's examples, then a question of all agents."""
   rng = np.random.default_rng(0)
   draw = lambda count, length: rng.integers(0, _VOCABULARY, (count, length)).astype(np.int32)
   examples, questions = draw(agents, _EXAMPLES), draw(_QUESTIONS, _QUESTION)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: running a training command, reading it, saying where it ran."""
+"""Provides what benchmarks share: training runs, the machine, tables and results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def train(config: pathlib.Path, workdir: pathlib.Path, overrides: Iterable[str])
   """Runs `launch/train.py` to its end, in a process of its own.
 
   Args:
-    config: file of the config.
-    workdir: of the run.
-    overrides: `--config.<field>=<value>`; of two for one field the later one counts.
+    config: File of the config.
+    workdir: Workdir of the run.
+    overrides: `--config.<field>=<value>`; the last one for a field counts.
 
   Raises:
-    SystemExit: the run failed; its output has said why.
+    SystemExit: The run failed; its output has the reason.
   """
   command = [sys.executable, str(ROOT / 'launch' / 'train.py'), f'--config={config}']
   done = subprocess.run([*command, f'--workdir={workdir}', *overrides], check=False)
@@ -33,10 +33,10 @@ def train(config: pathlib.Path, workdir: pathlib.Path, overrides: Iterable[str])
 
 
 def check_overrides(arguments: Sequence[str]) -> list[str]:
-  """The arguments that a benchmark does not know, if all of them set config fields.
+  """Returns the arguments that a benchmark does not define, if all of them set config fields.
 
   Raises:
-    SystemExit: one does not.
+    SystemExit: One does not.
   """
   for argument in arguments:
     if not argument.startswith('--config.') or '=' not in argument:
@@ -45,7 +45,7 @@ def check_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-  """The machine and the versions that a measurement belongs to."""
+  """Returns the devices, cores and versions of a measurement."""
   import jax  # here: it takes a second
 
   devices = jax.local_devices()
@@ -59,7 +59,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-  """What the processor is called, as far as the system says."""
+  """Returns the name of the processor, if the system reports it, else of the architecture."""
   try:
     for line in pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines():
       if line.startswith('model name'):
@@ -70,7 +70,7 @@ def _processor() -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """A markdown table; all columns but the first are aligned to the right."""
+  """Returns a Markdown table; all columns but the first are aligned to the right."""
   lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 

@@ -1,10 +1,10 @@
-"""How often a run compiles after its first steps, and what a second start finds in the cache.
+"""Counts the compilations of a run by step, and the cache hits of a second start.
 
     python benchmarks/compilations.py --config=configs/tiny.py --steps=50
 
-Trains twice in processes of their own, with an empty folder of compiled programs and again with
-what the first run left there. A step that asks XLA for a program counts it, whether it is compiled
-or read. Fields of the config can be set: --config.rollout.group_size=4. Prints a markdown table and
+Trains twice, each in its own process: with an empty compilation cache, then with the cache of the
+first run. A program that a step requests from XLA counts, whether it is compiled or read from the
+cache. Fields of the config can be set: --config.rollout.group_size=4. Prints a markdown table and
 writes benchmarks/results/compilations_<config>.json.
 """
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _child(file: pathlib.Path, start: float) -> None:
-  """The training command, watched."""
+  """Runs the training command and records its compilations."""
   import jax
 
   from agent_gspo.apps.commands import command, train

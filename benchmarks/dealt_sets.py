@@ -1,4 +1,4 @@
-"""Evaluates runs of dealt word problems on several test sets, with the judgment of their authors.
+"""Evaluates runs of dealt word problems on several test sets, with the judgment of note holders.
 
     python benchmarks/dealt_sets.py runs/a runs/b --out=sets.json
 

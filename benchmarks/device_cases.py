@@ -1,4 +1,4 @@
-"""Cases of `on_device.py`: each is run in a process of its own and prints its figures as JSON.
+"""Runs one case of `on_device.py`, in its own process, and prints its figures as JSON.
 
 python benchmarks/device_cases.py update:smollm2-135m
 """
@@ -49,7 +49,7 @@ from benchmarks.model_shapes import MODELS
 Figures = dict[str, Any]
 
 RESULT = 'RESULT '
-"""Begins a line with figures; other lines are for the reader."""
+"""Prefix of a line with figures; other lines are for human readers."""
 
 _DATASHEETS = {  # by part of `device_kind`: dense bfloat16 TFLOP/s, memory TB/s
   'H100': (989, 3.35),
@@ -64,7 +64,7 @@ _VOCABULARY = 4096  # of presets
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Shapes that suit a kind of device.
+  """Shapes for a kind of device.
 
   Attributes:
     models: Names in `MODELS` or `presets.PRESETS`.
@@ -119,7 +119,7 @@ def sizes() -> Sizes:
 
 
 def emit(part: str, **figures: Any) -> None:
-  """Tells the parent process figures of a part."""
+  """Prints figures of a part for the parent process."""
   print(RESULT + json.dumps({'part': part, **figures}), flush=True)
 
 
@@ -161,7 +161,7 @@ def parity() -> None:
   def compare(name: str, dtype: str, precision: str, *others) -> None:
     try:
       _compare(name, dtype, precision, *others)
-    except Exception as error:  # the others go on
+    except Exception as error:  # the other cases still run
       traceback.print_exc()
       failed.append(name)
       first_line = str(error).partition('\n')[0]
@@ -283,7 +283,7 @@ def update(name: str, attention: str) -> None:
 
 
 def decode(name: str, attention: str) -> None:
-  """Times the sampler: whole calls, and a token of all rows in the decode loop."""
+  """Times the sampler: whole calls, and one token of all rows in the decode loop."""
   of, model = sizes(), _model(name, attention)
   params = _random_params(model)
   sampler = Sampler(

@@ -1,11 +1,11 @@
-"""Digests eight micro runs, to show that a change of the code changes no result.
+"""Compares digests of eight micro runs, to show that a refactoring changes no result.
 
     python benchmarks/goldens.py --write=/tmp/goldens.json     # at the commit before
     python benchmarks/goldens.py --against=/tmp/goldens.json   # after the change
 
-Each run takes `_STEPS` steps of a reduced `configs/tiny*.py`. Compared are the digests of the
-parameters after SFT, of parameters and optimizer state after RL, and of metrics, evaluations and
-transcripts without times. They hold for one machine and one version of JAX.
+Each run takes `_STEPS` steps of a reduced `configs/tiny*.py`. The digests are of the parameters
+after SFT, of parameters and optimizer state after RL, and of metrics, evaluations and transcripts
+without times. They are comparable on one machine with one version of JAX.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a compiled program costs, read from its HLO text (`compiled.as_text()`).
+"""Computes the cost of a compiled program from its HLO text (`compiled.as_text()`).
 
-For programs compiled for a TPU without a TPU: no clock runs, and `cost_analysis` counts the body of
-a loop once. Here bodies count as often as they run (once where the text does not say). Figures are
-for comparing variants of one program; of a condition the dearer branch counts.
+For programs compiled for a TPU without a TPU: nothing is timed, and `cost_analysis` counts the body
+of a loop once. Here bodies count once per trip (once if the text has no trip count). Figures are
+for comparing variants of one program; of a conditional, the branch with most HBM bytes counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TWO_BRANCHES = re.compile(r'(?:true|false)_computation=%?([\w.\-]+)')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
-# Moves nothing by itself; what is asynchronous is counted where it starts.
+# Operations without traffic; asynchronous ones are counted at their start.
 _FREE = frozenset(
   'parameter constant tuple get-tuple-element bitcast reshape iota broadcast after-all opt-barrier '
   'partition-id replica-id copy-done slice-done async-done async-update custom-call-done '
@@ -44,9 +44,9 @@ class Array:
   """Shape of one array.
 
   Attributes:
-    dtype: as HLO writes it.
-    shape: of the array.
-    hbm_bytes: that it takes in HBM, with the padding of its tiles; 0 if it is in another memory.
+    dtype: Dtype as HLO writes it.
+    shape: Sizes of the axes.
+    hbm_bytes: Bytes in HBM, with the padding of tiles; 0 if it is in another memory.
   """
 
   dtype: str
@@ -56,7 +56,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line: name, arrays of its result, operation, names of its operands, all that follows."""
+  """One line: name, arrays of its result, operation, names of its operands, attributes."""
 
   name: str
   results: tuple[Array, ...]
@@ -71,23 +71,23 @@ class Instruction:
 
   @property
   def bytes(self) -> int:
-    """Of the result, wherever it is, without padding."""
+    """Returns the bytes of the result in any memory, without padding."""
     return sum(_BYTES[a.dtype] * math.prod(a.shape) for a in self.results)
 
 
 class Module:
-  """A parsed program.
+  """Parsed program.
 
   Attributes:
-    computations: instructions by name of the computation.
-    entry: name of the one that the program begins with.
+    computations: Instructions by name of the computation.
+    entry: Name of the entry computation.
   """
 
   def __init__(self, text: str):
-    """Reads `compiled.as_text()`.
+    """Parses `compiled.as_text()`.
 
     Raises:
-      ValueError: there is no program in it.
+      ValueError: It has no program.
     """
     self.computations: dict[str, list[Instruction]] = {}
     self.entry, body = '', None
@@ -103,10 +103,10 @@ class Module:
       raise ValueError('this is no text of a compiled program: it has no ENTRY computation.')
 
   def loop(self) -> Module:
-    """One turn of the program's first loop, as a program.
+    """Returns one iteration of the program's first loop, as a program.
 
     Raises:
-      ValueError: there is none.
+      ValueError: There is no loop.
     """
     for instruction in self.computations[self.entry]:
       if instruction.op == 'while':
@@ -116,13 +116,13 @@ class Module:
     raise ValueError('this program has no loop.')
 
   def kernels(self, name: str) -> Iterator[tuple[Instruction, float]]:
-    """Calls of kernels of one's own (Pallas) whose name begins so, and how often each runs."""
+    """Yields calls of Pallas kernels whose name begins with `name`, and how often each runs."""
     for instruction, _, times in self.executed():
       if instruction.op == 'custom-call' and instruction.name.startswith(name):
         yield instruction, times
 
   def executed(self) -> Iterator[tuple[Instruction, dict[str, Instruction], float]]:
-    """Each instruction outside of fusions, with its computation by name, and how often it runs."""
+    """Yields each instruction outside of fusions, its computation by name, how often it runs."""
     yield from self._executed(self.entry, 1.0)
 
   def _executed(self, name: str, times: float):
@@ -139,11 +139,11 @@ class Module:
         yield instruction, body, times
 
   def flops(self) -> float:
-    """Of matrix products and convolutions."""
+    """Returns the FLOPs of matrix products and convolutions."""
     return sum(times * self._flops(i, body) for i, body, times in self.executed())
 
   def cycles(self) -> float:
-    """The compiler's own estimate; a kernel of one's own (Pallas) has none."""
+    """Returns the compiler's estimate in cycles; Pallas kernels have none and count 0."""
     total = 0.0
     for instruction, _, times in self.executed():
       if found := _CYCLES.search(instruction.attributes):
@@ -151,17 +151,17 @@ class Module:
     return total
 
   def hbm_bytes(self) -> float:
-    """Bytes read from and written to HBM."""
+    """Returns the bytes read from and written to HBM."""
     return sum(times * self._traffic(i, body) for i, body, times in self.executed())
 
   def collectives(self) -> dict[str, dict[str, float]]:
-    """By kind: how often devices exchange something, and the bytes that one device gets by it."""
+    """Returns by kind the `count` of collectives and the `bytes` that one device receives."""
     found: dict[str, dict[str, float]] = {}
     seen: set[str] = set()
     for instruction, _, times in self.executed():
       for kind, size, channel in self._exchanged(instruction):
         if channel and channel in seen:
-          continue  # its start, its end and what runs meanwhile all name it
+          continue  # its start, its end and fused computations name the same channel
         seen.add(channel)
         entry = found.setdefault(kind, {'count': 0.0, 'bytes': 0.0})
         entry['count'] += times
@@ -169,14 +169,14 @@ class Module:
     return found
 
   def _exchanged(self, instruction: Instruction) -> Iterator[tuple[str, int, str]]:
-    """Kind, bytes and channel of what devices exchange in an instruction."""
+    """Yields kind, bytes and channel of the collectives in an instruction."""
     kind = instruction.op.removesuffix('-start')
     if kind in _COLLECTIVES:
       arrays = instruction.results
       if kind == 'collective-permute' and len(arrays) > 1:
-        arrays = arrays[1:2]  # what goes in, what comes out, and marks
+        arrays = arrays[1:2]  # inputs, outputs, semaphores
       elif instruction.op.endswith('-start') and kind != 'all-reduce':
-        arrays = arrays[len(arrays) // 2 :]  # what goes in, what comes out
+        arrays = arrays[len(arrays) // 2 :]  # inputs, outputs
       channel = re.search(r'channel_id=(\d+)', instruction.attributes)
       size = sum(_BYTES[a.dtype] * math.prod(a.shape) for a in arrays)
       yield kind, size, channel[1] if channel else ''
@@ -229,7 +229,7 @@ class Module:
     return _convolution_flops(instruction, left, right)
 
   def _traffic(self, instruction: Instruction, body: dict[str, Instruction]) -> float:
-    """HBM bytes of one instruction."""
+    """Returns the HBM bytes of one instruction."""
     op, operands = instruction.op, [body[x] for x in instruction.operands if x in body]
     if op in _FREE:
       return 0
@@ -255,7 +255,7 @@ class Module:
         users[operand].append(i)
 
     def reached(name: str) -> Iterator[tuple[Instruction, bool]]:
-      """What reads a value, through views of it, and whether as its first operand."""
+      """Yields readers of a value, also through views, and whether it is their first operand."""
       for user in users[name]:
         if user.op in _VIEWS:
           yield from reached(user.name)
@@ -284,7 +284,7 @@ class Module:
 
 
 def _convolution_flops(instruction: Instruction, image: Array, kernel: Array) -> float:
-  """Of the products that meet no padding: a TPU writes batched products as dilated windows."""
+  """Returns FLOPs of products outside padding: TPUs write batched products as dilated windows."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes)
   if labels is None:
     return 0.0
@@ -323,7 +323,7 @@ def _instruction(found: re.Match[str]) -> Instruction:
     if not depth:
       break
   operands = tuple(re.findall(r'%([\w.\-]+)', rest[:end]))
-  # A constant's value stands where others have operands.
+  # A constant has its value in place of operands.
   attributes = rest if op == 'constant' else rest[end:]
   arrays = tuple(_array(match) for match in _ARRAY.finditer(kind) if match[1] in _BYTES)
   return Instruction(name, arrays, op, operands, attributes, bool(root))

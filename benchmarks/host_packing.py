@@ -1,8 +1,8 @@
-"""Seconds of one core to pack the messages of a large step, as prompts and as training rows.
+"""Times packing the messages of a large step on one core, as prompts and as training rows.
 
     taskset -c 0 python benchmarks/host_packing.py
 
-What messages share is packed once, so there are fewer positions than tokens.
+Shared prefixes are packed once, so there are fewer positions than tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Seconds of the host in a training step: all of it, with devices that take no time.
+"""Times the host's share of a training step, with devices that take no time.
 
     taskset -c 0 python benchmarks/host_step.py [--profile]
     taskset -c 0 python benchmarks/host_step.py --batch_s=0.1 --parts=1    # and --parts=2
 
 A step of `launch/train.py` with SmolLM2's tokenizer, 4,096 messages of 3.4 million tokens and
-programs that answer at once, the sampler's and the update's. Counted is what is left: prompts,
-trees and rows, what is handed to the programs, conversations, grades, rewards, advantages, metrics.
-With --batch_s a device is pretended that takes so many seconds to decode a batch of 256 messages
-(16 batches a step): --parts, which is rollout.parts, tells how much of the host's work it hides.
+fakes of the compiled sampler and update, which return at once. The rest is timed: prompts, trees
+and rows, transfers to the programs, episodes, grades, rewards, advantages, metrics. With --batch_s
+a simulated device takes so many seconds to decode a batch of 256 messages (16 batches per step), to
+show how much of the host's work --parts (rollout.parts) hides.
 Prints a markdown table and, of devices that take no time, writes benchmarks/results/host_step.json.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
   parser.add_argument('--parts', type=int, default=1, help='rollout.parts')
   options = parser.parse_args()
   host_memory.keep()  # as all commands do
-  with mock.patch.object(plan.Plan, 'check'):  # no device will hold any of it
+  with mock.patch.object(plan.Plan, 'check'):  # nothing is placed on a device
     built = setup_lib.build(config_lib.check(_config(options.parts)))
   setup = dataclasses.replace(built, task=_LongQuestions(built.task))
   _free(setup.sampler, setup.tokenizer.encode(' ' + ' '.join(_VOCABULARY)), options.batch_s)
@@ -69,7 +69,7 @@ def main() -> None:
   state = setup_lib.init_state(setup, setup.params)
   found = []
   with contextlib.redirect_stdout(sys.stderr), Progress(_STEPS) as progress:
-    for step in range(_STEPS + 1):  # the first one meets its tokens for the first time
+    for step in range(_STEPS + 1):  # caches of the tokenizer are empty in the first one
       with _profiled(options.profile and step == _STEPS):
         result = train_step(setup, learner, state, progress)
       state = result.state
@@ -112,7 +112,7 @@ def _config(parts: int) -> dict[str, Any]:
 
 
 class _LongQuestions:
-  """A task whose questions begin with a long context of their own."""
+  """Task whose questions begin with a long random context."""
 
   def __init__(self, task: Task):
     self._task = task
@@ -121,7 +121,7 @@ class _LongQuestions:
     return getattr(self._task, name)
 
   def questions(self, split: str) -> Sequence[Question]:
-    """The first of the task's own."""
+    """Returns the first questions of the task, with the context."""
     rng = np.random.default_rng(0)
     context = lambda: ' '.join(rng.choice(_VOCABULARY, _WORDS))
     some = self._task.questions(split)[: _QUESTIONS * (_STEPS + 1)]
@@ -129,9 +129,9 @@ class _LongQuestions:
 
 
 def _free(sampler: Any, ids: Sequence[int], batch_s: float) -> None:
-  """Gives a sampler programs that answer any of some ids, each row to its limit.
+  """Replaces a sampler's programs by fakes that return random `ids`, each row up to its limit.
 
-  They answer at once, but for the seconds that a batch is said to take to decode.
+  They return at once, but a decode batch takes `batch_s` seconds.
   """
   rng = np.random.default_rng(0)
 
@@ -159,7 +159,7 @@ def _free(sampler: Any, ids: Sequence[int], batch_s: float) -> None:
 
 
 class _FreePrograms:
-  """Programs that learn nothing at once."""
+  """Programs whose update returns at once and changes nothing."""
 
   def __init__(self, compiled: Programs):
     self.compiled = compiled
@@ -167,7 +167,7 @@ class _FreePrograms:
   def optimizer_step(
     self, state: TrainState, micro_batches: Sequence[TrainBatch]
   ) -> tuple[TrainState, dict[str, float]]:
-    """Hands the micro-batches to the devices, as the real one does."""
+    """Moves the micro-batches to the devices, as the real one does."""
     for batch in micro_batches:
       jax.block_until_ready(self.compiled.placement.shard_rows(batch))
     return state, metrics_of_sums(collections.defaultdict(float), 0.0)

@@ -5,7 +5,7 @@
   python benchmarks/learning_curves.py docs/images/tiny.png \
     'price 0.02=runs/prices/lambda_tok=0.02_seed_*' 'price 0=runs/prices/lambda_tok=0_seed_*'
 
-Asks for `pip install -e '.[docs]'`.
+Needs `pip install -e '.[docs]'`.
 """
 
 from __future__ import annotations

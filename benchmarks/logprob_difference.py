@@ -1,10 +1,10 @@
-"""How far the update is from the log-probs that a ratio begins with, where nothing was updated.
+"""Measures how far ratios are from 1 before any update, by rounding of log-probs.
 
     python benchmarks/logprob_difference.py --dtype=bfloat16 --remat
 
-Random weights write messages of one length; the update then takes them in, at a learning rate of 0,
-with the sampler's log-probs as the old ones and with the trainer's (`learner.old_logprobs`). All
-ratios should be 1: what is clipped at GSPO's own band is lost to rounding. Prints a markdown table.
+Random weights write messages of one length; an update at a learning rate of 0 computes their ratios
+to the log-probs of the sampler and to those of the trainer (`learner.old_logprobs`). All should be
+1: messages outside GSPO's clip band are lost to rounding. Prints a markdown table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of published models, for programs that are compiled and never run."""
+"""Defines shapes of published models, for programs that are compiled and never run."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What sharing and caches save where agents talk much: a step with them, and one without.
+"""Compares a step of teams that talk much with and without shared prefixes and KV caches.
 
     taskset -c 0 python benchmarks/multi_agent.py
 
 Two teams, 8 questions of 8 samples each, messages of up to 32 tokens, a decoder from scratch of 3
 layers: 4 agents who all read one another for 2 rounds, and a debate of 3 agents over 3 rounds. The
-naive step computes each prompt for each message, all of it again for each token, and trains on a
-row a message; tokens and log-probs must come out equal. Seconds are of the third run: in the
-second, early turns meet the pool that late ones have made larger, and compile for it.
+naive step computes the whole row again for each token, and trains on one row per message; tokens
+and log-probs must be equal. Seconds are of the third run: in the second, early turns compile for
+the pool that late turns of the first have enlarged.
 
-Caches end with a message: at its next turn an agent's conversation is read anew. What caches that
-lived on could save is at most the share of prompt positions that the agent had read or written
-before, of the seconds that calls for one token a message take. Prints two markdown tables and
-writes benchmarks/results/multi_agent.json.
+Caches are dropped after each message: at its next turn an agent's prompt is prefilled again.
+Keeping them could save at most the share of prompt positions that the agent had read or written
+before, of the seconds of calls for one token per message. Prints two markdown tables and writes
+benchmarks/results/multi_agent.json.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _config(topology: str, agents: int, rounds: int) -> dict[str, Any]:
 
 
 def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
-  """Positions and seconds by part, with and without sharing and caches."""
+  """Returns positions and seconds by part, with and without sharing and caches."""
   programs = setup_lib.make_learner(setup).programs
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   naive_policy = _NaivePolicy(setup, policy)
@@ -164,7 +164,7 @@ def _read_again(
   policy: ModelPolicy,
   talk: Callable[[Policy], Sequence[Message]],
 ) -> dict[str, float]:
-  """Prompt positions of what their agent had read or written before, and seconds they take."""
+  """Returns prompt positions that their agent had read or written before, and their seconds."""
   known: dict[tuple[str, int, int], int] = {}  # tokens of each agent's conversation so far
   positions, seconds, again = 0, [], 0
 
@@ -192,7 +192,7 @@ def _read_again(
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
-  """The result and the seconds of the last time."""
+  """Returns the result and the seconds of the last of `_RUNS` calls."""
   for _ in range(_RUNS - 1):
     jax.block_until_ready(run())
   start = time.perf_counter()
@@ -202,7 +202,7 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 class _Counted:
-  """A sampler that counts what it computes for prompts."""
+  """Sampler that counts prefilled positions."""
 
   def __init__(self, sampler: Sampler):
     self.sampler, self.positions = sampler, 0
@@ -214,7 +214,7 @@ class _Counted:
 
 
 class _NaivePolicy:
-  """Writes what a policy would write, and computes all of a row for each of its tokens."""
+  """Policy that samples the same tokens, computing the whole row for each of them."""
 
   def __init__(self, setup: setup_lib.Setup, policy: ModelPolicy):
     self.policy, self.positions = policy, 0
@@ -261,7 +261,7 @@ class _NaivePolicy:
 def _row_a_message(
   messages: Sequence[Message], length: int, micro_batch_size: int
 ) -> list[TrainBatch]:
-  """Micro-batches of rows of one message each."""
+  """Returns micro-batches with one message per row."""
   pack = lambda m: train_batches.pack_messages([m], pack_length=length, micro_batch_size=1)[0]
   rows = [
     dataclasses.replace(pack(message), message=np.full((1, length), i, np.int32))
@@ -282,7 +282,7 @@ def _row_a_message(
 def _logprobs(
   programs: Programs, setup: setup_lib.Setup, batches: Sequence[TrainBatch], messages: int
 ) -> list[np.ndarray]:
-  """The trainer's log-probs of each message's tokens."""
+  """Returns the trainer's log-probs of each message's tokens."""
   state = setup_lib.init_state(setup, setup.params)
   found: list[np.ndarray] = [np.zeros(0)] * messages
   for batch, logprobs in zip(batches, programs.logprobs(state, batches), strict=True):

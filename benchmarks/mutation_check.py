@@ -1,4 +1,4 @@
-"""Do the tests of the formulas notice when a formula is wrong?
+"""Checks by mutation that the tests of the formulas fail if a formula is wrong.
 
     python benchmarks/mutation_check.py
     python benchmarks/mutation_check.py --modules algorithms/objectives/kl.py rewards/ties.py
@@ -9,10 +9,10 @@ runs the tests of that module on it. Prints the share of mistakes that they catc
 that survives, and writes benchmarks/results/mutation_check.json. --list shows the mistakes and runs
 none.
 
-A mutant is a forked child of one process that has imported jax and pytest: it puts the changed
-source in the place of the module and runs the tests in itself, until the first failure; those
-that name the changed function come first. JAX_COMPILATION_CACHE_DIR, where it is set, keeps what
-was compiled for the next run.
+Each mutant runs in a forked child of one process that has imported jax and pytest: the child
+imports the changed source as the module and runs the tests until the first failure; those that
+name the changed function come first. JAX_COMPILATION_CACHE_DIR, if set, caches compiled programs
+for the next run.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from benchmarks import common
 from benchmarks.common import ROOT
 
-# Which tests speak for which module; those that fail soonest come first.
-_ALL = 'algorithms/test_advantages.py'  # what holds for every estimator
+# Module -> its tests; those that fail soonest come first.
+_ALL = 'algorithms/test_advantages.py'  # properties of every estimator
 TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/advantages/estimators.py': (_ALL,),
   'algorithms/advantages/group_baselines.py': ('algorithms/test_group_baselines.py',),
@@ -110,7 +110,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ),
 }
 
-# What a name is exchanged for; a dotted one only in that spelling.
+# Name -> its replacement; a dotted name only in that spelling.
 _SWAPS = {
   'minimum': 'maximum',
   'min': 'max',
@@ -148,11 +148,11 @@ class Mutant:
   """One mistake.
 
   Attributes:
-    module: file below `agent_gspo/`.
-    function: that it is in.
-    line: number in the file.
-    change: what was exchanged for what.
-    source: of the whole changed module.
+    module: File below `agent_gspo/`.
+    function: Function that it changes.
+    line: Line number in the file.
+    change: Old and new expression.
+    source: Source of the whole changed module.
   """
 
   module: str
@@ -170,7 +170,7 @@ class Mutant:
 
 
 def mutants(module: str) -> Iterator[Mutant]:
-  """Every mistake that can be made in the functions of a module."""
+  """Yields every mutant of the functions of a module."""
   tree = ast.parse((ROOT / 'agent_gspo' / module).read_text(encoding='utf-8'))
   for function, parent, field, index in _places(tree):
     old = getattr(parent, field) if index is None else getattr(parent, field)[index]
@@ -191,7 +191,7 @@ def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
-  """`(function, parent, field, index)` of each expression inside a function."""
+  """Yields `(function, parent, field, index)` of each expression inside a function."""
 
   def visit(node: ast.AST, name: str):
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
@@ -213,13 +213,13 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
 
 
 def _in_function(node: ast.AST, tree: ast.Module) -> bool:
-  """Whether `node` is a function or lies in one (and not only in a class or the module)."""
+  """Returns whether `node` is a function or inside one (not only in a class or the module)."""
   functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
   return any(node is inner for f in functions for inner in ast.walk(f))
 
 
 def _is_floor(parent: ast.AST, field: str, index: int | None) -> bool:
-  """Whether the place is a bound in `maximum(x, bound)` or the like."""
+  """Returns whether an argument is a bound, as in `maximum(x, bound)`."""
   call = isinstance(parent, ast.Call) and field == 'args' and index
   return bool(call) and _last_name(parent.func) in _FLOORED
 
@@ -229,7 +229,7 @@ def _last_name(node: ast.AST) -> str:
 
 
 def _mistakes(node: ast.AST, floor: bool) -> Iterator[ast.AST]:
-  """What may stand in the place of `node`, each once."""
+  """Yields the replacements of `node`."""
   changed = lambda **fields: _with(node, **fields)
   match node:
     case ast.BinOp(left=left, op=op, right=right):
@@ -316,7 +316,7 @@ class _NearestFirst:
 
 
 def tests_pass(mutant: Mutant, tests: Sequence[str], limit_s: int) -> bool:
-  """Whether the tests pass in a forked child where the module has the mutant's source."""
+  """Returns whether the tests pass in a forked child with the mutant's source."""
   child = os.fork()
   if not child:
     _in_child(mutant, tests, limit_s)
@@ -344,10 +344,10 @@ def _in_child(mutant: Mutant, tests: Sequence[str], limit_s: int) -> None:
 
 @functools.cache
 def seconds(tests: tuple[str, ...]) -> float:
-  """How long the tests take without any mutation.
+  """Returns the seconds of the tests without any mutation.
 
   Raises:
-    SystemExit: they fail.
+    SystemExit: They fail.
   """
   start = time.monotonic()
   if not tests_pass(Mutant('', '', 0, '', ''), tests, 1800):
@@ -422,7 +422,7 @@ def check_tables() -> None:
 
 
 def _known() -> dict[str, dict[str, Any]]:
-  """The results of earlier runs."""
+  """Returns the results of earlier runs."""
   file = common.RESULTS / 'mutation_check.json'
   return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
 
@@ -434,7 +434,7 @@ def _save(module: str, result: dict[str, Any]) -> None:
 
 
 def _print_table() -> None:
-  """All modules that were ever run."""
+  """Prints the results of all modules that were ever run."""
   columns = ('mutants', 'caught', 'equivalent')
   results = _known()
   sums = {c: sum(r[c] for r in results.values()) for c in columns}

@@ -1,19 +1,19 @@
-"""Measures what the accelerator of this machine makes of the project, in ten minutes.
+"""Measures parity, speed and memory on the accelerator of this machine, in ten minutes.
 
     python benchmarks/on_device.py --out=benchmarks/results/on_device.json
     python benchmarks/on_device.py --parts=update,decode --minutes=4
 
 Parts, in the order in which they are named:
   parity      attention and LM head against float32 definitions: outputs and gradients
-  update      milliseconds, tokens a second and MFU of an optimizer step
-  decode      tokens a second, and the share of the bandwidth that reading weights and cache takes
+  update      milliseconds, tokens per second and MFU of an optimizer step
+  decode      tokens per second, and share of the bandwidth used to read weights and cache
   memory      peak memory of those updates and decodes against `training/plan.py`
   scoring     the worth scoring pass of `training/answer_values.py` against the rest of its step
   quickstart  the curve of configs/quickstart.py in bfloat16
-Each case runs in a process of its own, so that its peak memory is its own and a crash ends no
-other. Results are printed and written to the file as they come, and the table at the end. A case
-that time runs out for is cut short, which is no failure. Without an accelerator shapes are small,
-and quickstart runs only where it is named.
+Each case runs in its own process, so that its peak memory is separate and a crash ends no other.
+Results are printed and written to the file as they come, and the table at the end. A case stopped
+at the time limit counts as skipped, not failed. Without an accelerator shapes are small, and
+quickstart runs only if it is named.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def run(command: Sequence[str], seconds: float, keep: Callable[[Figures], None])
 
   Args:
     command: Command of the case.
-    seconds: After which it is killed, with all processes that it started.
-    keep: Takes each of the figures that it tells.
+    seconds: Timeout after which it is killed, with all processes that it started.
+    keep: Callback for the figures that it prints.
 
   Returns:
     Its state: 'ok', 'skipped: <reason>', or 'failed: <exit status>' and its last lines.
@@ -68,7 +68,7 @@ def run(command: Sequence[str], seconds: float, keep: Callable[[Figures], None])
   assert process.stdout is not None
   try:
     for line in process.stdout:
-      _, told, figures = line.partition(_RESULT)  # maybe after a line of progress
+      _, told, figures = line.partition(_RESULT)  # possibly after progress output
       if not told:
         print(line, end='', flush=True)
         last.append(line)
@@ -168,7 +168,7 @@ def _summary(found: Figures) -> str:
 
 
 def _with_shares(figures: Figures, machine: Figures) -> Figures:
-  """Adds the shares of what the device reached in products or copies, and of its datasheet."""
+  """Adds shares of the measured peak (products or copies) and of the datasheet's."""
   shares = {}
   for unit, peak, share in (('tflops', 'matmul', 'mfu'), ('gb_s', 'copy', 'of_bandwidth')):
     for kind, name in ((peak, share), ('datasheet', f'{share}_datasheet')):

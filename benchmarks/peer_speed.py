@@ -1,17 +1,17 @@
-"""Seconds of a training step here, in TRL and in Tunix, on the same piece of work.
+"""Compares the seconds of a training step here, in TRL and in Tunix, on the same work.
 
     python -m venv VENVS/trl && VENVS/trl/bin/pip install trl==1.16.0 torch datasets transformers
     python -m venv VENVS/tunix && VENVS/tunix/bin/pip install google-tunix==0.1.7 jax==0.10.2
     python benchmarks/peer_speed.py --peers=trl,tunix --venvs=VENVS --shape=small --repeats=3
 
-The work is peers/work.py. Each library does it through its own public trainer, in its own
-environment, in a process of its own; the processes take turns, all on one core (--core=-1: on
-all). A ratio above 1 says that we are faster: medians of processor seconds on one core, which
-other programs hardly move, else of wall seconds. Of what passes from the start of a process to the
-end of its first step and of its peak memory there are two figures: of the first process, which
-compiles, and of the others, which find compiled programs in JAX's cache on disk (PyTorch compiles
-nothing here). Prints a markdown table and writes benchmarks/results/peer_speed_SHAPE.json (of all
-cores: peer_speed_SHAPE_all_cores.json).
+The work is peers/work.py. Each library runs its own public trainer in its own environment and
+process; the processes alternate, all on one core (--core=-1: on all). A ratio above 1 means that
+we are faster: medians of processor seconds on one core, which other load hardly changes, else of
+wall seconds. The time from the start of a process to the end of its first step, and its peak
+memory, have two figures: of the first process, which compiles, and of the others, which read
+compiled programs from JAX's cache on disk (PyTorch compiles nothing here). Prints a markdown table
+and writes benchmarks/results/peer_speed_SHAPE.json (of all cores:
+peer_speed_SHAPE_all_cores.json).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.peers import work
 
 _OURS = 'agent_gspo'
 _PHASES = ('rollout', 'update', 'step')
-_STARTS = ('to_first_step_s', 'peak_mb')  # what a cache of compiled programs changes
+_STARTS = ('to_first_step_s', 'peak_mb')  # these depend on the compilation cache
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _run(name: str, python: pathlib.Path, options: argparse.Namespace, cache: pathlib.Path) -> dict:
-  """One process of a library, with a folder of compiled programs; what its clock saw."""
+  """Runs one process of a library with a compilation cache; returns its report."""
   script = pathlib.Path(__file__).resolve().parent / 'peers' / f'{name}_steps.py'
   command = [str(python), str(script), f'--shape={options.shape}', f'--steps={options.steps}']
   hold = None if options.core < 0 else lambda: os.sched_setaffinity(0, {options.core})

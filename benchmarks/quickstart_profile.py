@@ -1,9 +1,9 @@
-"""Seconds a step and peak memory of a config.
+"""Measures seconds per step and peak memory of a config.
 
     python benchmarks/quickstart_profile.py --config=configs/quickstart.py --steps=3
 
-Trains for a few steps in a folder that is thrown away, evaluating next to nothing. The first
-step compiles and is shown apart. Fields of the config can be set: --config.rollout.group_size=4.
+Trains for a few steps in a temporary folder, almost without evaluations. The first step compiles
+and is reported separately. Fields of the config can be set: --config.rollout.group_size=4.
 Prints a markdown table and writes benchmarks/results/profile_<config>.json.
 """
 

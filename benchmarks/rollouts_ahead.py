@@ -1,4 +1,4 @@
-"""Steps an hour with rollouts ahead of the learner, in an environment that answers slowly.
+"""Measures steps per hour with rollouts ahead of the learner, in a slow environment.
 
     python benchmarks/rollouts_ahead.py
 
@@ -6,10 +6,10 @@ Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms, four episode
 episodes of two rounds a step, a decoder of 3 layers from scratch. Seconds are medians of the steps
 after the fifth, since the first ones compile. Of several devices half sample while the others
 learn, but without rollouts ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on
-CPUs). Learner and actors are busy for their share of the steps' seconds. Prints a markdown table.
+CPUs). Busy shares are of the steps' seconds. Prints a markdown table.
 
 With --trace=DIR JAX's profiler records the steps after the fifth with `rollout.ahead=1` (open it in
-XProf), and what is printed is the share of the time in which each device computes, on CPUs.
+XProf); on CPUs the share of the time in which each device computes is printed.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _OPTIMIZER = 'jit__applied'  # program of the optimizer's step
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class SlowMaze(HalfMaze):
-  """Maze whose `act` takes a while, as a web page or a simulator does.
+  """Maze with a slow `act`, as with a web page or a simulator.
 
   Attributes:
     delay: Seconds of an action.
-    jitter: Whether an action takes any time up to `delay`, at random.
+    jitter: Whether the time of an action is random, at most `delay`.
   """
 
   name = 'slow_maze'
@@ -78,7 +78,7 @@ class SlowMaze(HalfMaze):
   jitter: bool = False
 
   def act(self, state: Piece, texts: Mapping[int, str]) -> tuple[Piece, float, bool]:
-    """Walks after a pause."""
+    """Walks after a delay."""
     time.sleep(self.delay * (random.SystemRandom().random() if self.jitter else 1))
     return super().act(state, texts)
 

@@ -1,4 +1,4 @@
-"""Meshes and processes of a run: do they train the same policy, and write the same tokens?
+"""Checks that a run has the same objectives and messages on other meshes and processes.
 
     python benchmarks/same_run.py --config=configs/tiny.py --steps=5 \\
       --config.learner.micro_batch_size=8    # a row for each device
@@ -6,16 +6,16 @@
 Trains by `launch/train.py` on one device, then on 8 host devices in four meshes, by 2 and by 4
 processes on loopback, by 2 of which one is killed (SIGKILL) and both are started again, and for
 three steps on 8 devices and the others on 1, on 4 and by 2 processes. Each is compared with the run
-of one device: what a step's objective differs by at most, how many steps are alike (1e-6) before
-one is not, and of how many messages the tokens differ. A draw within rounding of a boundary goes
-either way; from there on two runs are different ones.
+of one device: the largest difference of a step's objective, the number of steps before it exceeds
+1e-6, and the number of messages with another text. Rounding can flip a draw near a boundary; from
+there on the runs diverge.
 
-With --each_step every step of the meshes and processes begins with the checkpoint that the run of
-one device had there, so that no step's rounding is handed on to the next. With --seeds=0,1,2 all of
-it is done for each of these seeds.
+With --each_step every step of the meshes and processes starts from the checkpoint of the run of one
+device before that step, so that rounding does not accumulate. With --seeds=0,1,2 all comparisons
+are repeated for each seed.
 
-Further overrides of the config may follow: --config.sft.steps=100. Prints a markdown table a seed
-and writes benchmarks/results/same_run_<config>.json.
+Further overrides of the config may follow: --config.sft.steps=100. Prints one markdown table per
+seed and writes benchmarks/results/same_run_<config>.json.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from agent_gspo.workdir import json_lines
 from benchmarks import common
 
 _Runs = Iterable[tuple[str, Callable[[pathlib.Path], None]]]
-"""What is compared, by name."""
+"""Compared runs by name."""
 
 _AXES = ('data', 'fsdp', 'tensor')
 _STOPPED_AFTER = 3  # steps
@@ -50,7 +50,7 @@ _ALIKE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class _Command:
-  """The training command, by some processes with some devices each."""
+  """Training command with a number of processes and of devices for each."""
 
   arguments: tuple[str, ...]
   mesh: tuple[int, int, int] = (1, 1, 1)
@@ -58,7 +58,7 @@ class _Command:
 
   def start(self, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
     devices = self.mesh[0] * self.mesh[1] * self.mesh[2] // self.processes
-    # One thread: with more, the order of a sum, and so its rounding, is left to the moment.
+    # One thread: with more, the order of a sum, and so its rounding, is not deterministic.
     flags = f'--xla_force_host_platform_device_count={devices}'
     flags += ' --xla_cpu_multi_thread_eigen=false'
     command = [sys.executable, str(common.ROOT / 'launch' / 'train.py'), f'--workdir={workdir}']
@@ -135,7 +135,7 @@ def _integers(text: str) -> tuple[int, ...]:
 def _compared(
   arguments: tuple[str, ...], make: Callable[[tuple[str, ...], pathlib.Path], _Runs]
 ) -> dict[str, dict[str, Any]]:
-  """How the runs that `make` names differ from that of one device."""
+  """Returns the differences of the runs of `make` from that of one device."""
   found = {}
   with tempfile.TemporaryDirectory() as scratch:
     reference = pathlib.Path(scratch) / 'reference'
@@ -151,14 +151,14 @@ def _compared(
 
 
 def _commands(arguments: tuple[str, ...]) -> dict[str, _Command]:
-  """The meshes and processes, by name."""
+  """Returns the meshes and processes by name."""
   meshes = ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8))
   found = {f'8 devices, {"x".join(map(str, m))}': _Command(arguments, m) for m in meshes}
   return found | {f'{n} processes': _Command(arguments, (n, 1, 1), n) for n in (2, 4)}
 
 
 def _each_step(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
-  """Each step of the commands apart, from the reference's checkpoint before it."""
+  """Yields runs whose every step starts from the reference's checkpoint before it."""
   last = _steps(reference)
 
   def apart(command: _Command) -> Callable[[pathlib.Path], None]:
@@ -186,7 +186,7 @@ def _each_step(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
 
 
 def _runs(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
-  """Runs from their beginning; `reference` is not read."""
+  """Yields runs from the first step on; `reference` is not used."""
   commands = _commands(arguments)
   for name, command in commands.items():
     yield name, command.run
@@ -224,13 +224,13 @@ def _runs(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
 
 
 def _steps(workdir: pathlib.Path) -> int:
-  """Steps that a run has logged so far."""
+  """Returns the number of steps that a run has logged so far."""
   file = workdir / 'metrics.jsonl'
   return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def _difference(workdir: pathlib.Path, reference: pathlib.Path) -> dict[str, Any]:
-  """Of the objectives of all steps the largest, and of the messages how many."""
+  """Returns the largest difference of an objective, and counts differing messages by text."""
   objectives, messages = [], []
   for of in (workdir, reference):
     objectives.append([m['policy/objective'] for m in json_lines.iterate(of / 'metrics.jsonl')])

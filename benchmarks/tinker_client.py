@@ -1,4 +1,4 @@
-"""Times the loop of a `tinker` client on SmolLM2 behind `launch/serve.py --tinker`; it learns.
+"""Times the training loop of a `tinker` client on SmolLM2 behind `launch/serve.py --tinker`.
 
     python benchmarks/tinker_client.py
 

@@ -1,4 +1,4 @@
-"""One conditioned run beside a run for each price: accuracy, tokens, and both frontiers.
+"""Compares one price-conditioned run with a run for each price: accuracy, tokens, frontiers.
 
   python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices \
     --lambdas=0,0.002,0.005,0.01,0.02,0.05 --seeds=0,1,2
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def of_sweep(workdir: str) -> Points:
-  """Of the runs of a sweep over prices, by their configs."""
+  """Reads the points of a sweep over prices, by the prices in its configs."""
   found: Points = {}
   for folder in sorted(pathlib.Path(workdir).glob('lambda_tok=*')):
     run = records.load_run(folder)
@@ -61,7 +61,7 @@ def of_sweep(workdir: str) -> Points:
 
 
 def of_told(workdirs: Sequence[str]) -> Points:
-  """Of conditioned runs, each evaluated at every price."""
+  """Reads the points of conditioned runs, each evaluated at every price."""
   found: Points = {}
   for workdir in workdirs:
     for record in records.evaluations(workdir):
@@ -72,11 +72,11 @@ def of_told(workdirs: Sequence[str]) -> Points:
 
 
 def hypervolume(points: Sequence[tuple[float, float]], most_tokens: float) -> float:
-  """Mean over budgets up to `most_tokens` of the best accuracy that a point within it has.
+  """Computes the mean, over budgets up to `most_tokens`, of the best accuracy within the budget.
 
   Args:
     points: `(tokens, accuracy)`.
-    most_tokens: budget to end at.
+    most_tokens: Largest budget, in tokens.
 
   Returns:
     Share of the rectangle from no tokens to the most and from accuracy 0 to 1 that is dominated.
@@ -89,7 +89,7 @@ def hypervolume(points: Sequence[tuple[float, float]], most_tokens: float) -> fl
 
 
 def draw(apart: Points, told: Points, file: str) -> None:
-  """Tokens and accuracy by price, mean and lowest to highest of the seeds."""
+  """Draws tokens and accuracy by price: mean, lowest and highest of the seeds."""
   picture = figure.Figure(figsize=(9, 3.6), layout='constrained')
   backend_agg.FigureCanvasAgg(picture)
   panels = picture.subplots(1, 2)
@@ -126,7 +126,7 @@ def _told_points(seeds: Sequence[tuple[float, float]]) -> str:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-  """Mean [lowest, highest]."""
+  """Formats values as 'mean [lowest, highest]'."""
   mean, low, high = (f'{x:.{digits}f}' for x in (np.mean(values), min(values), max(values)))
   return f'{mean} [{low}, {high}]'
 

@@ -1,9 +1,9 @@
-"""HBM traffic and memory of attention alone, forward and backward, compiled for TPUs without one.
+"""Measures HBM traffic and memory of compiled attention, forward and backward, without a TPU.
 
     pip install ".[tpu]"
     python benchmarks/tpu_attention.py
 
-In bfloat16, of one layer on one chip; needed are inputs and outputs, each moved once.
+In bfloat16, for one layer on one chip; the minimum is inputs and outputs, each moved once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent_gspo.ops.attention.masks import TreeMask
 from benchmarks import common, tpu_compiler
 from benchmarks.hlo_text import Module
 
-# Rows, columns, heads of queries, of keys, and their width.
+# Rows, columns, query heads, key heads, width of a head.
 _SHAPES = ((8, 1024, 14, 2, 64), (2, 8192, 14, 2, 64), (2, 8192, 28, 4, 128))
 
 
@@ -50,7 +50,7 @@ def compiled(
   window: int | None = None,
   cap: float | None = None,
 ) -> tuple[float, int, int]:
-  """HBM traffic, bytes of inputs and outputs of both passes, and bytes of temporaries."""
+  """Returns HBM bytes moved, bytes of inputs and outputs of both passes, bytes of temporaries."""
   topology = topologies.get_topology_desc(platform='tpu', topology_name=tpu_compiler.HOSTS[chip])
   sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
   shape = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)

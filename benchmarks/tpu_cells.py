@@ -1,4 +1,4 @@
-"""Tables of TPU programs: each cell is compiled in a process of its own and kept in a file."""
+"""Compiles the cells of a table of TPU programs, each in its own process, and stores results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 from benchmarks import common
 
 Told = dict[str, Any]
-"""What `tpu_compile.py` says of a program; `error` alone where it does not fit."""
+"""Output of `tpu_compile.py` for a program; `error` if it does not fit."""
 
 
 def compile_missing(
   cells: Mapping[str, Sequence[str]], file: pathlib.Path, jobs: int, keep: Callable[[Told], Told]
 ) -> dict[str, Told]:
-  """What the file holds, and of `cells` what it lacked; a run goes on where it was stopped.
+  """Compiles the `cells` missing in a file and returns all results; resumes a stopped run.
 
   Args:
-    cells: arguments of `tpu_compile.py` by name.
-    file: of results by name, written after each.
-    jobs: compiled at a time, each takes a core; 0 compiles nothing.
-    keep: of what is told, what the file holds.
+    cells: Arguments of `tpu_compile.py` by name.
+    file: File of results by name, written after each.
+    jobs: Cells compiled at a time, each on one core; 0 compiles nothing.
+    keep: Maps the output of `tpu_compile.py` to the stored result.
   """
   found = json.loads(file.read_text()) if file.exists() else {}
   lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Compiles the project's own programs for TPUs, without a TPU, and says what they cost.
+"""Compiles the project's programs for TPUs, without a TPU, and reports their cost.
 
     pip install ".[tpu]"    # libtpu, which holds the compiler
     python benchmarks/tpu_compile.py --program=update --topology=v5e:2x4 \\
@@ -7,21 +7,21 @@
 Programs: `update` (gradients of a micro-batch of `rows` packed rows), `optimizer` (AdamW on them),
 `prefill` (`rows` rows of prompts into the pool) and `decode` (one token for each of `rows` messages
 with caches of `columns`). bfloat16 with float32 parameters and moments, blocks recomputed in the
-backward pass. It prints what it writes to the file, all of it for one device:
+backward pass. Prints the contents of the file, all of it per device:
 
-- temporaries_bytes, arguments_bytes, outputs_bytes: the compiler's memory analysis. What does not
-  fit is an error, which is written down instead.
-- useful_flops: of the matrix products that the algorithm asks for; compiled_flops: of those in the
-  program, with what is recomputed and what is masked. An update counts all loss tokens as used.
-- hbm_bytes, estimate_s: traffic, and the compiler's own estimate of the time. Of a decode, those of
-  one token; `once_s` is what comes before the first.
-- kernels_s: of attention's kernels, which the compiler says nothing of, see `_kernels_seconds`.
+- temporaries_bytes, arguments_bytes, outputs_bytes: the compiler's memory analysis; `error` instead
+  if the program does not fit.
+- useful_flops: of the matrix products in the algorithm; compiled_flops: of those in the program,
+  recomputed and masked ones included. An update counts all loss tokens as used.
+- hbm_bytes, estimate_s: traffic, and the compiler's estimate of the time; of a decode, per token.
+  `once_s` is the time before the first token.
+- kernels_s: of attention kernels, which the compiler does not estimate, see `_kernels_seconds`.
 - share_of_peak: time of useful_flops at the chip's peak, over the longer of estimate and traffic;
   share_of_bandwidth: of a decode, time to read weights and caches once, over the same.
-- collectives: by kind how often, and the bytes that a device gets.
-- rematerialized: warnings of the partitioner that it copies a whole array to cut it otherwise.
+- collectives: by kind the count, and the bytes that a device receives.
+- rematerialized: warnings of the partitioner that it replicates an array to reshard it.
 
-One core, 20 to 150 s. Estimates compare variants of a program; they promise no times.
+One core, 20 to 150 s. Use estimates to compare variants of a program, not as times.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from benchmarks.model_shapes import MODELS
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What a device of a topology can do, as its maker says.
+  """Peak figures of a device by its datasheet.
 
   Attributes:
-    clock_hz: cycles a second.
-    flops: of matrix products in bfloat16, a second.
-    hbm: bytes a second.
-    depth: rows of a systolic array.
-    lanes: numbers that its vector units take in a cycle, in float32.
+    clock_hz: Cycles per second.
+    flops: FLOP/s of bfloat16 matrix products.
+    hbm: HBM bytes per second.
+    depth: Rows of a systolic array.
+    lanes: Float32 operations of the vector units per cycle.
   """
 
   clock_hz: float
@@ -92,7 +92,7 @@ CHIPS = {
   'v5p': Chip(1.75e9, 459e12, 2.765e12, 128, 8192),
   'v6e': Chip(1.75e9, 918e12, 1.64e12, 256, 4096),
 }
-_VECTOR_OPERATIONS = 16  # of a score in an attention kernel: comparisons, exponential, sums, casts
+_VECTOR_OPERATIONS = 16  # per attention score: comparisons, exponential, sums, casts
 
 
 def main() -> None:
@@ -172,7 +172,7 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _placement(options: argparse.Namespace) -> tuple[Placement, Any]:
-  """The mesh on the first devices of the topology, as a run makes it, and the first of them."""
+  """Returns a mesh on the first devices of the topology, as in a run, and the first device."""
   if options.topology.partition(':')[0] not in CHIPS:
     raise SystemExit(f'--topology={options.topology}: the kinds are {", ".join(CHIPS)}')
   count = _devices(options)
@@ -188,7 +188,7 @@ def _placement(options: argparse.Namespace) -> tuple[Placement, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-  """What is compiled, and for what."""
+  """Options, model and devices of a compilation."""
 
   options: argparse.Namespace
   config: ModelConfig
@@ -196,7 +196,7 @@ class _Target:
   device: Any
 
   def abstract(self, tree: Any, shardings: Any) -> Any:
-    """Shapes of a tree with shardings, or with one for all of them; None is the one device."""
+    """Returns the tree's shapes with shardings, or one for all; None is the one device."""
     if shardings is None:
       shardings = jax.sharding.SingleDeviceSharding(self.device)
     if isinstance(shardings, jax.sharding.Sharding):
@@ -227,7 +227,7 @@ class _Target:
 
 
 def _update(target: _Target) -> Any:
-  """The gradients of a micro-batch, or the optimizer's step."""
+  """Lowers the gradients of a micro-batch, or the optimizer's step."""
   options, config, placement = target.options, target.config, target.placement
   optimizer = state_lib.make_optimizer(LearnerOptions(), updates=1)
   layout = partition.layout(config, placement, placement.replica_rows)
@@ -244,7 +244,7 @@ def _update(target: _Target) -> Any:
 
 
 def _micro_batch(rows: int, row_tokens: int) -> Any:
-  """A micro-batch as they are packed."""
+  """Returns a packed micro-batch, of which only the shapes matter."""
   ids = np.zeros(2, np.int32)
   message = Message(0, 0, 0, 0, ids, ids, np.zeros(2, np.float32), True, '')
   packed = train_batches.pack_messages([message], pack_length=row_tokens, micro_batch_size=rows)
@@ -252,7 +252,7 @@ def _micro_batch(rows: int, row_tokens: int) -> Any:
 
 
 def _prefill(target: _Target) -> Any:
-  """Rows of prompts, into a pool that holds these rows."""
+  """Lowers the prefill of rows of prompts into a pool of as many rows."""
   sampler, options = target.sampler(), target.options
   row = target.array((options.rows, options.row_tokens), jnp.int32, target.placement.rows)
   pool = target.pool(sampler, options.rows, options.row_tokens)
@@ -260,7 +260,7 @@ def _prefill(target: _Target) -> Any:
 
 
 def _decode(target: _Target) -> Any:
-  """The decode loop, whose body is counted once."""
+  """Lowers the decode loop, whose body counts once."""
   sampler, options = target.sampler(), target.options
   n, columns = options.rows, options.columns - options.new_tokens
   if columns < 1:
@@ -285,7 +285,7 @@ def _decode(target: _Target) -> Any:
 
 
 def _compiled(lowered: Any) -> tuple[Any, str]:
-  """The compiled program and its text."""
+  """Returns the compiled program and its text."""
   # As the compiler writes it to a file: for v5p, `as_text` cannot read it.
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
@@ -294,7 +294,7 @@ def _compiled(lowered: Any) -> tuple[Any, str]:
 
 
 def _figures(compiled: Any, text: str, options: argparse.Namespace) -> dict[str, Any]:
-  """What the compiler and the compiled text say, for one device."""
+  """Returns the figures of the compiler and of the compiled text, per device."""
   memory = compiled.memory_analysis()
   found: dict[str, Any] = {
     'temporaries_bytes': memory.temp_size_in_bytes,
@@ -320,10 +320,10 @@ def _figures(compiled: Any, text: str, options: argparse.Namespace) -> dict[str,
 
 
 def _kernels_seconds(module: Module, chip: Chip) -> float:
-  """Of attention kernels, which the compiler gives no estimate of: reckoned from above.
+  """Bounds the seconds of attention kernels from above, as the compiler has no estimate.
 
-  All blocks at and below the diagonal, as without branches. Products fill as much of a systolic
-  array as a head is wide, vector units wait for them, and they for vector units.
+  Counts all blocks at and below the diagonal. Products use as many rows of a systolic array as a
+  head is wide, and do not overlap with vector operations.
   """
   total = 0.0
   for name, products in ((tpu.NAME, 2), (tpu.GRADIENT_NAME, 5)):
@@ -340,7 +340,7 @@ def _kernels_seconds(module: Module, chip: Chip) -> float:
 def _shares(
   found: dict[str, Any], options: argparse.Namespace, config: ModelConfig
 ) -> dict[str, float]:
-  """How near a program is to what its chip can do, by the estimates or its traffic."""
+  """Returns the share of the chip's peak, by the larger of estimate and traffic."""
   chip = CHIPS[options.topology.partition(':')[0]]
   seconds = max(found['estimate_s'] + found['kernels_s'], found['hbm_bytes'] / chip.hbm)
   if options.program == 'decode':
@@ -353,7 +353,7 @@ def _shares(
 
 
 def _useful_flops(options: argparse.Namespace, config: ModelConfig) -> float:
-  """Of the matrix products that the algorithm asks for, on all devices together."""
+  """Returns the FLOPs of the algorithm's matrix products, over all devices."""
   rows, positions = options.rows, options.rows * options.row_tokens
   seen = options.row_tokens / 2  # a position sees half of its row
   return {
@@ -371,7 +371,7 @@ def _does_not_fit(message: str) -> str:
 
 @contextlib.contextmanager
 def _standard_error(log: list[str]) -> Iterator[None]:
-  """Keeps what the compiler, which is no Python, writes there; shown afterwards."""
+  """Captures the standard error of the compiler's native code in `log`; prints it afterwards."""
   with tempfile.TemporaryFile() as file:
     shown = os.dup(2)
     os.dup2(file.fileno(), 2)

@@ -1,4 +1,4 @@
-"""What compiling for TPUs without one needs."""
+"""Prepares JAX to compile for TPUs without one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import jax
 
 HOSTS = {'v5e': 'v5e:2x4', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x4'}
-"""A topology of one host for each chip."""
+"""Chip -> a topology of one host."""
 
 
 def prepare() -> None:
-  """Ends the command where libtpu is missing; call it before a device is asked for."""
+  """Exits if libtpu is missing, else configures JAX; call it before JAX looks for devices."""
   if importlib.util.find_spec('libtpu') is None:
     raise SystemExit('libtpu is not installed, and it holds the compiler: pip install ".[tpu]"')
-  jax.config.update('jax_platforms', 'cpu')  # what runs here; programs are for the topology
-  # Read as libtpu is loaded: there is no TPU to ask, and several commands may run at once.
+  jax.config.update('jax_platforms', 'cpu')  # Python runs here; programs are for the topology
+  # libtpu reads these when loaded: there is no TPU to query, and several commands may run at once.
   os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}

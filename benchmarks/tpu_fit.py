@@ -1,4 +1,4 @@
-"""What fits which TPU slice: the compiler's memory of an update and a decode, beside the plan's.
+"""Compares the compiler's memory of updates and decodes on TPU slices with the plan's.
 
     pip install ".[tpu]"
     python benchmarks/tpu_fit.py --jobs=2                    # all cells not done yet: hours
@@ -6,13 +6,13 @@
     python benchmarks/tpu_fit.py --table                     # of what is done, compiles nothing
 
 A cell is a model, a slice, a program and a row length; each is compiled by `tpu_compile.py` in a
-process of its own and kept in benchmarks/results/tpu_fit.json, so a run goes on where it stopped.
-Models up to 0.5B share rows out (`data`), the others are cut up (`fsdp`). A device has 4096
-positions of a micro-batch, or 32 messages of 1024 columns (8 of 4096). A decode gathers what is cut
-once where that fits by the plan, as a run does (`sampler.gather_weights`), else for each token.
+process of its own and stored in benchmarks/results/tpu_fit.json, so a stopped run resumes.
+Models up to 0.5B use data parallelism (`data`), larger ones FSDP (`fsdp`). A device has 4096
+positions of a micro-batch, or 32 messages of 1024 columns (8 of 4096). A decode all-gathers weights
+once if that fits by the plan, as a run does (`sampler.gather_weights`), else for each token.
 
-Compared is all that a device holds meanwhile: arguments, results and temporaries, and the moments,
-which the update does not touch.
+Compared is the memory of a device during the program: arguments, results and temporaries, and the
+moments, which the update does not touch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Cell:
 
   @property
   def rows(self) -> int:
-    """Of a device."""
+    """Returns the rows of a device."""
     return (8 if self.program == 'decode' else 1) * _POSITIONS // self.length
 
   def arguments(self) -> list[str]:
@@ -143,7 +143,7 @@ def _options() -> argparse.Namespace:
 
 
 def _held(told: tpu_cells.Told) -> tpu_cells.Told:
-  """Bytes on a device, or why it does not compile."""
+  """Returns the stored result: bytes on a device, or the error if it does not fit."""
   if 'error' in told:
     return {'error': told['error'], 'compile_s': told['compile_s']}
   return {
@@ -155,7 +155,7 @@ def _held(told: tpu_cells.Told) -> tpu_cells.Told:
 
 
 def _planned(cell: Cell, *, gather_once: bool) -> tuple[int, int]:
-  """Bytes on a device by the plan, and those of the moments."""
+  """Returns the bytes on a device by the plan, and those of the moments."""
   _, chips, _ = SLICES[cell.slice]
   shape = [chips if axis == cell.axis else 1 for axis in AXES]
   placement = Placement(Mesh(np.asarray(jax.devices()[:chips]).reshape(shape), AXES))

@@ -1,12 +1,12 @@
-"""What devices exchange on each mesh, and what each of them holds and computes.
+"""Tabulates the collectives, memory and FLOPs of a device on each mesh.
 
     pip install ".[tpu]"
     python benchmarks/tpu_meshes.py --jobs=2    # all cells not done yet, about half an hour
     python benchmarks/tpu_meshes.py --table     # of what is done
 
 The project's programs for Qwen2.5-0.5B, compiled for eight chips of a TPU v5e without one
-(`tpu_compile.py`): an update with 8 rows of 1024 a device along data and fsdp, the optimizer's
-step, and a decode of 64 messages a device. Results: benchmarks/results/tpu_meshes.json.
+(`tpu_compile.py`): an update with 8 rows of 1024 per device along data and fsdp, the optimizer's
+step, and a decode of 64 messages per device. Results: benchmarks/results/tpu_meshes.json.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from benchmarks import common, tpu_cells, tpu_compiler
 
 RESULTS = common.ROOT / 'benchmarks' / 'results' / 'tpu_meshes.json'
-# Two heads of keys: tensor=2 gives each device one.
+# The model has two key heads: with tensor=2 each device has one.
 _MESHES = ((1, 1, 1), (4, 1, 1), (8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2), (1, 1, 8))
-_ROWS = {'update': 8, 'decode': 64, 'optimizer': 8}  # a device along data and fsdp
+_ROWS = {'update': 8, 'decode': 64, 'optimizer': 8}  # per device along data and fsdp
 
 
 def _cells() -> dict[str, list[str]]:
-  """Arguments of `tpu_compile.py` by name."""
+  """Returns the arguments of `tpu_compile.py` by name of the cell."""
   found = {}
   for program, rows in _ROWS.items():
     for data, fsdp, tensor in _MESHES:

@@ -1,11 +1,11 @@
-"""What share of a TPU's peak the update reaches, and of its bandwidth a decoded token.
+"""Tabulates the share of a TPU's peak in an update, and of its bandwidth in a decode.
 
     pip install ".[tpu]"
     python benchmarks/tpu_speed.py --jobs=2    # all cells not done yet, about half an hour
     python benchmarks/tpu_speed.py --table     # of what is done
 
-By the compiler's estimates, on one chip, without one (`tpu_compile.py`); the time of attention's
-kernels, which it does not estimate, is reckoned there. Results: benchmarks/results/tpu_speed.json.
+Uses the compiler's estimates for one chip, without a TPU (`tpu_compile.py`), which also bounds the
+time of attention kernels. Results: benchmarks/results/tpu_speed.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = 640
 
 
 def _cells() -> dict[str, list[str]]:
-  """Arguments of `tpu_compile.py` by name."""
+  """Returns the arguments of `tpu_compile.py` by name of the cell."""
   found = {}
   for chip, topology in tpu_compiler.HOSTS.items():
     on = [f'--topology={topology}', '--mesh=data=1,fsdp=1,tensor=1']

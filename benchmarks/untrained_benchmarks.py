@@ -1,10 +1,10 @@
-"""What configs/smollm2_benchmarks.py, untrained, answers on all seven benchmarks.
+"""Evaluates the untrained team of configs/smollm2_benchmarks.py on all seven benchmarks.
 
     python benchmarks/untrained_benchmarks.py --workdir=runs/untrained_benchmarks
 
 The team and its baselines are asked the same questions, taken evenly from the test split. Answers
-that are there are not asked for again, so the same command goes on where it was stopped;
---show makes the table of what is there by now. Fields of the config can be set:
+that are stored are not sampled again, so the same command resumes a stopped evaluation; --show
+prints the table of the stored ones. Fields of the config can be set:
 --config.evaluation.questions=10. Prints a markdown table and writes
 benchmarks/results/untrained_benchmarks.json.
 """
@@ -72,7 +72,7 @@ def _evaluate(
 
 
 def _figures(name: str, folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Of each system, strict and legacy: the same answers graded twice."""
+  """Returns the figures of each system, by the strict and the legacy grader."""
   result = evaluation_folder.read_result(folder)
   task = make_task(name, grader='legacy')
   split = result['evaluation']['split']
@@ -101,7 +101,7 @@ def _share(name: str, scores: Sequence[float]) -> dict[str, float]:
 
 
 def _report(benchmarks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-  """A row a system, a column a benchmark."""
+  """Returns a table with a row per system and a column per benchmark."""
   cells = {name: {_system(row): _cell(row) for row in rows} for name, rows in benchmarks.items()}
   systems = dict.fromkeys(system for column in cells.values() for system in column)
   rows = [[system, *(column.get(system, '') for column in cells.values())] for system in systems]
@@ -109,7 +109,7 @@ def _report(benchmarks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _system(row: Mapping[str, Any]) -> str:
-  """Its name in the table: the team is the star, and samples differ between benchmarks."""
+  """Returns a system's name in the table: the team is the star, samples are left out."""
   return {'untrained': 'star'}.get(row['label'], row['label'].partition(' (k=')[0])
 
 

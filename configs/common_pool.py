@@ -1,10 +1,10 @@
-"""Four agents harvest from one stock for three months: do they spare it?
+"""Trains four agents that harvest from one stock for three months: do they spare it?
 
   python launch/train.py --config=configs/common_pool.py --workdir=runs/pool   # 4 minutes
 
 An agent earns 1 in an episode by a fair share of what grows back in fair weather. 100 test
 questions at temperature 1, mean [lowest, highest] of seeds 0, 1, 2 (--config.seed), one core of an
-AMD EPYC beside other work, 2026-11-30:
+AMD EPYC on shared cores, 2026-11-30:
 
                                             an agent earns      stock kept, %       tokens
   after SFT                                 0.74 [0.73, 0.76]   89.3 [87.0, 94.0]   66.4
@@ -13,9 +13,9 @@ AMD EPYC beside other work, 2026-11-30:
                                             0.81 [0.79, 0.83]    1.7 [0.0, 5.0]     30.3
   --config.task.options.rewards=shared      1.04 [1.00, 1.05]   19.3 [11.0, 25.0]   72.6
 
-With rewards of their own the agents take the whole stock in the first month, and earn no more than
-before RL. With the advantages of others (`advantage_alignment`) they wait longer, and talk less.
-With one reward they spare the stock until the last month, when nothing is left to spare it for.
+With own rewards the agents take the whole stock in the first month, and earn no more than before
+RL. With the advantages of others (`advantage_alignment`) they wait longer, and talk less. With a
+shared reward they spare the stock until the last month, after which it has no use.
 """
 
 from ml_collections import config_dict

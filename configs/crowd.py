@@ -1,7 +1,7 @@
-"""Three models learn from one another's answers, without labels (RLCCF, arXiv 2508.12338).
+"""Trains three models on one another's answers, without labels (RLCCF, arXiv 2508.12338).
 
-Each adds two numbers alone; their votes, weighed by self-consistency, are the label of all. SFT
-is short, so that there is something to learn. Two of the models are dense, one a mixture.
+Each adds two numbers alone; votes weighted by self-consistency give the label of all three. SFT is
+short, so that RL has something to learn. Two of the models are dense, one a mixture of experts.
 
   python launch/train.py --config=configs/crowd.py --workdir=runs/crowd
 
@@ -27,7 +27,7 @@ def get_config() -> config_dict.ConfigDict:
   )
 
   config.team.agents = tuple(_MODELS)
-  config.team.topology = 'debate'  # of one round: nobody reads another
+  config.team.topology = 'debate'  # of one round: no agent reads another
   config.team.decision = 'majority'
   config.team.max_message_tokens = 8
   for name, source in _MODELS.items():

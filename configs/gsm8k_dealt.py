@@ -1,4 +1,4 @@
-"""GSM8K dealt to a team of Qwen2.5-0.5B-Instruct, for one accelerator.
+"""Deals GSM8K to a team of Qwen2.5-0.5B-Instruct, for one accelerator.
 
   python launch/train.py --config=configs/gsm8k_dealt.py --workdir=runs/gsm8k_dealt
 
@@ -7,10 +7,10 @@ The ablation over the token price:
   python launch/sweep.py --config=configs/gsm8k_dealt.py --workdir=runs/gsm8k_prices \
     --lambdas=0,0.001,0.003,0.01 --seeds=0,1
 
-The solver is shown the official rationales and graded by the number that it ends with. Not run yet:
-where this was written there was neither an accelerator nor a network to fetch the model with.
+SFT demonstrates the official rationales to the solver, which is graded by its last number. Not run
+yet: this was written without an accelerator and without a network for the model.
 tests/integration/test_configs.py trains a narrow Qwen2 with random weights on these settings.
-Learning rates, prices and batch are starting points, nobody has tuned them.
+Learning rates, prices and batch are starting points, not tuned.
 """
 
 from ml_collections import config_dict
@@ -46,7 +46,7 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.sft.epochs = 2.0
-  config.sft.seed = 0  # one stage for all seeds of a sweep
+  config.sft.seed = 0  # the same SFT for all seeds of a sweep
   config.sft.questions = 64
   config.sft.learning_rate = 2e-5
   config.sft.silence_probability = 0.8  # these three as in configs/multiarith_dealt.py
@@ -69,7 +69,7 @@ def get_config() -> config_dict.ConfigDict:
   config.reward.gate_accuracy = 0.2
   config.budget.lambda_tok = 0.003
 
-  # Messages of a few tokens stand beside long solutions: a wider band than GSPO's own.
+  # Ratios of short messages vary more than those of long solutions: wider than GSPO's band.
   config.objective.clip_low = 0.2
   config.objective.clip_high = 0.3
   config.learner.minibatches = 4

@@ -1,7 +1,7 @@
-"""Two players find a number in three guesses: an episode with an environment.
+"""Trains two players to find a number in three guesses: a task with its own episode.
 
-They take turns; the environment tells both whether the number is higher or lower, and the episode
-ends with a right guess. Demonstrations guess at random; RL learns to use the answers.
+They take turns; both read whether the number is higher or lower, and the episode ends with a right
+guess. Demonstrations guess at random; RL learns to use the answers.
 
   python launch/train.py --config=configs/guessing.py --workdir=runs/guessing
 

@@ -1,4 +1,4 @@
-"""Two agents see half of the walls of a maze each, and lead one piece to its goal.
+"""Trains two agents, each of which sees half of the walls of a maze, to lead a piece to its goal.
 
 In each of two rounds the guide writes first, then the mover. Demonstrations name most walls, many
 of them in sentences, and take a shortest path by what they know.
@@ -10,8 +10,8 @@ of them in sentences, and take a shortest path by what they know.
     --config.task.options.view=full   # one agent that sees all walls; without the flag, half
 
 Goal reached, %, and tokens of 200 test questions: 3 x 3 cells, mazes that training does not have;
-mean [lowest, highest] of seeds 0, 1, 2, two cores of an AMD EPYC beside other work, 3 to 5 minutes
-a run, 2026-11-26. Rates and price were chosen on seed 0:
+mean [lowest, highest] of seeds 0, 1, 2, two shared cores of an AMD EPYC, 3 to 5 minutes per run,
+2026-11-26. Rates and price were chosen on seed 0:
 
   after SFT                                61.8 [59.0, 65.5]   12.4
   price 0                                  86.0 [82.0, 89.0]   14.1 [13.1, 15.5]
@@ -25,14 +25,14 @@ a run, 2026-11-26. Rates and price were chosen on seed 0:
   python launch/sweep.py --config=configs/half_maze.py:pair_5 --workdir=runs/half_maze_5 \\
     --lambdas=0,0.05 --seeds=0,1,2
 
-Seeds 0, 1, 2, half an hour a seed, the rest as above; the guide's tokens are talk, the mover's
+Seeds 0, 1, 2, half an hour per seed, otherwise as above; the guide's tokens are talk, the mover's
 mostly steps:
 
   after SFT    87.2 [84.5, 89.5]   16.7                 guide 6.0
   price 0      92.3 [90.0, 94.0]   20.7 [18.9, 24.0]    guide 7.8 [7.2, 8.4]
   price 0.05   90.5 [89.0, 92.0]   13.4 [13.1, 13.7]    guide 2.5 [2.2, 3.0]
 
-The same with --config.steps=400, 8 minutes more a run:
+The same with --config.steps=400, 8 minutes more per run:
 
   price 0      93.3 [93.0, 93.5]   21.7 [21.0, 23.1]    guide 7.6 [7.3, 8.0]
   price 0.05   92.0 [91.0, 93.5]   12.8 [12.4, 12.9]    guide 1.9 [1.7, 2.0]

@@ -1,11 +1,11 @@
-"""A teacher who reads the answers learns to give hints, and to fall silent when none is needed.
+"""Trains a teacher that reads the answers to give hints, and to be silent when none is needed.
 
-It tells the first codes of a question or the first words of its answer; a solver guesses the rest,
-and would be right once in 512 times alone. The teacher is silent in evaluations.
+It writes the first codes of a question or the first words of its answer; a solver guesses the rest,
+and alone would be right once in 512 times. The teacher is silent in evaluations.
 
   python launch/train.py --config=configs/hints.py --workdir=runs/hints
 
-Controls: hints paid by their signal alone (--config.advantage.options.temperature=1e6), and the
+Controls: hints rewarded by their signal alone (--config.advantage.options.temperature=1e6), and the
 solver without a teacher (--config=configs/hints.py:alone). Figures: docs/results/ablations.md. The
 task is configs/tasks/codes.py.
 """

@@ -1,13 +1,12 @@
-"""A policy learns Kuhn poker from scratch by play against itself; SFT shows random moves.
+"""Trains a policy from scratch on Kuhn poker by self-play; SFT demonstrates random moves.
 
-The second command plays against past selves:
+The second command plays against earlier copies:
 
   python launch/train.py --config=configs/kuhn.py --workdir=runs/kuhn --config.evaluation.every=50
   python launch/train.py --config=configs/kuhn.py:pool --workdir=runs/kuhn_pool
 
-Exploitability in chips a game (0: equilibrium) of the first, seeds 0, 1 and 2 (--config.seed), 4
-minutes a run on two cores of an AMD EPYC beside other work, 2026-11-26. The rate was chosen on
-seed 0:
+Exploitability in chips per game (0: equilibrium) of the first, seeds 0, 1 and 2 (--config.seed), 4
+minutes per run on two shared cores of an AMD EPYC, 2026-11-26. The rate was chosen on seed 0:
 
   uniform play, exact    0.458
   after SFT              0.464, 0.467, 0.455

@@ -1,7 +1,7 @@
-"""A scout may look a fact up for a solver; what the tool inserts has a price.
+"""Trains a scout that may look up a fact for a solver, at a price for inserted tokens.
 
-Half of the questions hold their answer. Demonstrations call the retriever at random. No result is
-claimed yet.
+Half of the questions contain their answer. Demonstrations call the retriever at random. No result
+is claimed yet.
 
   python launch/sweep.py --config=configs/lookup.py --workdir=runs/lookup \\
     --lambdas=0,0.05,0.4 --seeds=0,1,2
@@ -25,7 +25,7 @@ def get_config() -> config_dict.ConfigDict:
   config.team.roles.solver = {'opening': '{question}', 'incoming': ' {message}', 'cue': ' :'}
   config.rollout.questions, config.rollout.group_size = 16, 16
   config.advantage.name, config.advantage.costs = 'group_mean', 'inside'
-  config.reward.p_write, config.reward.p_tool = 0.0, 1.0  # results alone cost
+  config.reward.p_write, config.reward.p_tool = 0.0, 1.0  # only tool results have a cost
   config.reward.gate = 'correct'
   config.budget.lambda_tok = 0.05
   config.objective.clip_low, config.objective.clip_high = 0.2, 0.3

@@ -1,9 +1,9 @@
-"""Facts arrive in visits: one agent writes notes, one finds them, one answers.
+"""Trains a memory team: one agent writes notes on visits, one finds notes, one answers.
 
   python launch/sweep.py --config=configs/memory.py --workdir=runs/memory --lambdas=0.02,0 \\
     --seeds=0,1,2   # own: with --config.task.options.rewards=own
 
-200 test questions, one core of an AMD EPYC beside other work, 2 to 4 minutes a run, 2026-11-26;
+200 test questions, one shared core of an AMD EPYC, 2 to 4 minutes per run, 2026-11-26;
 mean [lowest, highest] of seeds 0, 1, 2. Stored: tokens that the scribe writes. Own: rewards for
 facts kept, found and answered, each to its agent. A quarter of the visits have no fact.
 

@@ -1,7 +1,7 @@
-"""MultiArith dealt to the team of configs/svamp_dealt.py: 280 training questions, two steps each.
+"""Deals MultiArith to the team of configs/svamp_dealt.py: 280 training questions, two steps each.
 
-They are few, and learnt by heart in eight epochs; so each stands eight times more in the split,
-with other numbers and other irrelevant notes, and one epoch of that is enough.
+They are few, and memorized in eight epochs; so the split has eight more copies of each, with other
+numbers and other irrelevant notes, and one epoch of that is enough.
 
   python launch/train.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith
 
@@ -10,12 +10,12 @@ The ablation over the token price:
   python launch/sweep.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith_prices \
     --lambdas=0,0.05 --seeds=0,1
 
-The form `worth` shows informants the stories of SVAMP and GSM8K as well, keeps two fifths of
-MultiArith's for RL, and pays each message for what the solver gained by it:
+The form `worth` also demonstrates the stories of SVAMP and GSM8K to informants, holds out two
+fifths of MultiArith's for RL, and rewards each message by the gain of the solver:
 
   python launch/train.py --config=configs/multiarith_dealt.py:worth --workdir=runs/worth
 
-What SFT and RL reached is in docs/message_worth.md.
+Results of SFT and RL are in docs/message_worth.md.
 
 Results of this and of earlier settings are in docs/results/benchmarks.md. Since 2026-11-30 no story
 held back has a copy in SFT, and GSM8K's notes are demonstrated with their numbers in words.
@@ -34,7 +34,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config.task.options.benchmark = 'multiarith'
   config.task.options.apart_from = ()
   config.task.options.redrawn_copies = 8
-  # From here on as measured; configs/svamp_dealt.py has gone on.
+  # The values below are those of the measured runs; configs/svamp_dealt.py has changed since.
   config.task.options.misleading_share = 0.0
   config.team.roles.solver.tools = ()
   config.sft.held_back = 0.0
@@ -46,7 +46,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
     config.sft.role_shares.informant = 0.5
   config.reward.gate_accuracy = 0.5
   config.budget.lambda_tok = 0.05
-  config.learner.learning_rate = 1.5e-5  # at 5e-5 the test unlearns what the demonstrations taught
+  config.learner.learning_rate = 1.5e-5  # at 5e-5 skills of SFT are lost on the test split
   config.evaluation.questions = 175
   return config.lock()
 
@@ -69,7 +69,7 @@ def _worth(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   config.algorithm = 'worth'
   config.advantage.options.imitation = 1.0  # else the solver unlearns where to stop
   config.rollout.questions, config.rollout.group_size = 8, 4  # gains need no large groups
-  config.reward.gate_accuracy = 0.0  # a gain is the message's own, whatever the group's outcome
-  config.budget.lambda_tok = 0.02  # at 0.05 a note that is alone does not pay
+  config.reward.gate_accuracy = 0.0  # gains are per message, at any group accuracy
+  config.budget.lambda_tok = 0.02  # at 0.05 a lone relevant note gains less than it costs
   config.evaluation.questions = 175
   return config

@@ -1,21 +1,21 @@
-"""SmolLM2-135M-Instruct as a team of five learns to talk less: what the README runs.
+"""Trains SmolLM2-135M-Instruct as a team of five to talk less; the README runs this config.
 
-Four informants hold a note each, two of the notes are relevant; a solver must add two numbers
-that it cannot see. All five are the same pretrained model behind two few-shot prompts.
+Four informants have a note each, two of the notes are relevant; a solver must add two numbers that
+it cannot see. All five are the same pretrained model with two few-shot prompts.
 
   python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 
 Figures: docs/results/learning.md; seconds and memory: docs/results/performance.md. On its slowest
 machine the rollout of a step takes 10 s, the update 16 s, the first step 89 s. In a container of
-5 GB a run holds 4.7 and takes as many seconds (2026-11-28).
+5 GB a run uses 4.7 and takes the same time (2026-11-28).
 """
 
 from ml_collections import config_dict
 
 from agent_gspo.config import default_config
 
-# Talkative on purpose, in several lengths: what is never tried cannot be learnt. Two examples are
-# silent; they stand first, where they are copied least. With one of them the team was silent on
+# Verbose on purpose, in several lengths: what is never sampled cannot be learned. Two examples are
+# silent; they come first, where they are copied least. With one of them the team was silent on
 # one irrelevant note in seven at first, and one of two seeds lost silence within two steps.
 _INFORMANT_EXAMPLES = (
   ('Note: The soup is cold.\n', ''),

@@ -1,11 +1,11 @@
-"""Qwen2.5-0.5B-Instruct as a planner and a solver on GSM8K, for one accelerator.
+"""Trains Qwen2.5-0.5B-Instruct as a planner and a solver on GSM8K, for one accelerator.
 
     python launch/train.py --config=configs/qwen_gsm8k.py --workdir=runs/qwen_gsm8k
 
-Not run yet: where this was written there was neither an accelerator nor a network to fetch the
-model (1 GB, from the Hugging Face hub) with. tests/integration/test_configs.py trains a narrow
+Not run yet: this was written without an accelerator and without a network for the model (1 GB, from
+the Hugging Face hub). tests/integration/test_configs.py trains a narrow
 Qwen2 with random weights on this team and these settings, and compares the model's shapes with
-the published ones. Learning rate, price and batch are starting points, nobody has tuned them.
+the published ones. Learning rate, price and batch are starting points, not tuned.
 """
 
 from ml_collections import config_dict

@@ -1,4 +1,4 @@
-"""Qwen2.5-0.5B-Instruct as three solvers on SVAMP: all see the problem, the last reads the others.
+"""Trains three solvers (Qwen2.5-0.5B-Instruct) on SVAMP, the last of which reads the others.
 
   python launch/train.py --config=configs/qwen_svamp.py --workdir=runs/qwen_svamp
   python launch/train.py --config=configs/qwen_svamp.py:single --workdir=runs/qwen_alone

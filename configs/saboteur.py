@@ -1,9 +1,9 @@
-"""Three witnesses of one fact, one of whom may be paid for wrong answers, and a solver.
+"""Trains three witnesses of a fact, one of whom may gain by wrong answers, and a solver.
 
   python launch/train.py --config=configs/saboteur.py --workdir=runs/with   # 1 minute
 
 200 test questions, 97 of them attacked by the team's own saboteur; mean [lowest, highest] of seeds
-0, 1, 2 (--config.seed), one core of an AMD EPYC beside other work, 2026-11-26. An attack succeeds
+0, 1, 2 (--config.seed), one shared core of an AMD EPYC, 2026-11-26. An attack succeeds
 if the answer is wrong (100 - task/accuracy_of_attacked); tokens are those of an attacked question
 (in brackets the saboteur's, in results.jsonl of launch/evaluate.py --out):
 

@@ -1,12 +1,12 @@
-r"""SmolLM2-135M-Instruct, untrained, as a team of three on any of the seven benchmarks.
+r"""Evaluates SmolLM2-135M-Instruct, untrained, as a team of three on any of seven benchmarks.
 
     python launch/evaluate.py --config=configs/smollm2_benchmarks.py:gsm8k \
       --out=evaluations/gsm8k --baseline=single,chain,complete,debate,self_consistency
 
-Behind the colon: mmlu, gsm8k, multiarith, svamp, aqua, human_eval or math500. The team is a star:
-two solvers, and one that reads both. All three have the same few-line prompt, made for the kind
-of answer, so only sampling makes them differ. AGENT_GSPO_DATA_DIR names the folder of the official
-files; they are fetched from their own addresses without it. benchmarks/untrained_benchmarks.py
+After the colon: mmlu, gsm8k, multiarith, svamp, aqua, human_eval or math500. The team is a star:
+two solvers, and one that reads both. All three have the same few-shot prompt for the kind of
+answer, so that they differ by sampling alone. AGENT_GSPO_DATA_DIR names the folder of the official
+files; without it they are downloaded. benchmarks/untrained_benchmarks.py
 runs all seven; results are in docs/results/benchmarks.md.
 """
 
@@ -14,7 +14,7 @@ from ml_collections import config_dict
 
 from agent_gspo.config import default_config
 
-# All examples were written for this file; no benchmark holds them.
+# All examples were written for this file; no benchmark contains them.
 _NUMBER = {
   'system': (
     'You solve word problems in a few short steps. End with "The answer is" and the number.'

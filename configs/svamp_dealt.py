@@ -1,9 +1,9 @@
-"""SVAMP's word problems dealt to a team of SmolLM2-135M-Instruct: what is worth saying?
+"""Deals SVAMP's word problems to a team of SmolLM2-135M-Instruct: which notes are worth sending?
 
-Three informants hold the sentences before the question, or one of another problem; the solver
-writes an equation, whose results a calculator fills in. First all imitate demonstrations of nine
-tenths of the training split (each story six times, five of them with other numbers, some of these
-with things that nobody asks for), then they train with Agent-GSPO on the stories held back.
+Three informants have the sentences before the question, or one of another problem; the solver
+writes an equation, whose results a calculator inserts. SFT uses nine tenths of the training split
+(each story six times, five of them with other numbers, some of these with distractors), then the
+team trains with Agent-GSPO on the held-out stories.
 
   python launch/train.py --config=configs/svamp_dealt.py --workdir=runs/svamp_dealt
 
@@ -15,14 +15,14 @@ SFT:
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
-The form `many` also shows informants the stories of GSM8K and keeps two fifths of the others for
-RL; `worth` pays each message for what the solver gained by it, too (docs/message_worth.md):
+The form `many` also demonstrates the stories of GSM8K to informants and holds out two fifths of the
+others for RL; `worth` also rewards each message by the gain of the solver (docs/message_worth.md):
 
   python launch/train.py --config=configs/svamp_dealt.py:worth --workdir=runs/svamp_worth
 
 Figures: docs/results/benchmarks.md. Since 2026-11-30 no story held back has a copy in SFT, and
-GSM8K's notes are demonstrated with their numbers in words. RL holds 7.5 GB of
-memory, 6.1 and as many seconds in a container of 7 GB, where SFT holds 5.1
+GSM8K's notes are demonstrated with their numbers in words. RL uses 7.5 GB of
+memory, in a container of 7 GB 6.1 at the same speed, and SFT 5.1 there
 (2026-11-28, --config.sft.steps=3 --config.sft.epochs=0 --config.steps=2).
 """
 
@@ -44,9 +44,9 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
     {
       'benchmark': 'svamp',
       'num_informants': 3,
-      'apart_from': ('multiarith',),  # so that the team can be asked about that test as well
+      'apart_from': ('multiarith',),  # so that the team can be evaluated on its test split
       'redrawn_copies': 5,
-      'misleading_share': 0.7,  # the test tells of other things than the one asked for
+      'misleading_share': 0.7,  # the test split has distractors
     }
   )
 
@@ -66,14 +66,14 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   }
 
   config.sft.epochs = 1.0
-  config.sft.held_back = 0.1  # of stories that it was shown, a team has hardly more to learn
-  config.sft.seed = 0  # one stage for all seeds of a sweep
+  config.sft.held_back = 0.1  # RL gains little on demonstrated stories
+  config.sft.seed = 0  # the same SFT for all seeds of a sweep
   config.sft.questions = 24
   config.sft.learning_rate = 3e-4
   config.sft.silence_probability = 0.3
   config.sft.terse_probability = 0.3
-  config.sft.outspoken_probability = 0.5  # solvers must have met the notes that nobody needs
-  config.sft.role_shares.informant = 0.2  # which note is relevant takes more to learn than copying
+  config.sft.outspoken_probability = 0.5  # solvers must learn to ignore irrelevant notes
+  config.sft.role_shares.informant = 0.2  # relevance is harder to learn than copying
   config.sft.save_every = 60
   config.sft.validation_questions = 100
   config.sft.patience = 2
@@ -90,7 +90,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
 
   config.objective.clip_low = 0.2
   config.objective.clip_high = 0.3
-  config.learner.learning_rate = 3e-5  # half of it moves nothing in 24 steps
+  config.learner.learning_rate = 3e-5  # half of it has no effect in 24 steps
   config.learner.warmup_updates = 4
   config.learner.schedule = 'cosine'
   if form == 'whole':
@@ -105,7 +105,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
 
 
 def _show_many_stories(config: config_dict.ConfigDict) -> None:
-  """Demonstrates GSM8K's stories as well, and keeps two fifths of the others for RL."""
+  """Also demonstrates GSM8K's stories, and holds out two fifths of the others for RL."""
   config.steps = 24
   config.task.options.also_from = ('gsm8k',)
   config.sft.epochs, config.sft.steps = 0.0, 600
@@ -121,7 +121,7 @@ def _show_many_stories(config: config_dict.ConfigDict) -> None:
 
 
 def _pay_worth(config: config_dict.ConfigDict) -> None:
-  """Pays each message for what the solver gained by it; demonstrates talk that RL must shorten."""
+  """Rewards messages by the solver's gain; demonstrates verbose ones for RL to shorten."""
   config.steps = 72  # after 24 the solver does not read terse notes well yet
   config.sft.silence_probability = 0.5
   config.sft.terse_probability = 0.6
@@ -130,5 +130,5 @@ def _pay_worth(config: config_dict.ConfigDict) -> None:
   config.advantage.options = config_dict.ConfigDict(
     {'imitation': 1.0, 'nats': 30.0, 'std_floor': 0.1}
   )
-  config.budget.lambda_tok = 0.0067  # 0.2 nats a token
-  config.reward.gate_accuracy = 0.0  # a gain is the message's own, whatever the group's outcome
+  config.budget.lambda_tok = 0.0067  # 0.2 nats per token
+  config.reward.gate_accuracy = 0.0  # gains are per message, at any group accuracy

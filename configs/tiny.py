@@ -1,8 +1,8 @@
-"""A policy from scratch learns to talk less: the whole story in two minutes on two CPU cores.
+"""Trains a policy from scratch to talk less, in two minutes on two CPU cores.
 
-Four informants hold a note each, two of the notes are relevant, a solver adds two numbers that
-it cannot see. A model of 106 thousand parameters first imitates scripted talkative agents
-(600 steps), then trains with Agent-GSPO at a price of 0.02 a token (80 steps).
+Four informants have a note each, two of the notes are relevant, a solver adds two numbers that it
+cannot see. A model of 106 thousand parameters first imitates scripted talkative agents
+(600 steps), then trains with Agent-GSPO at a price of 0.02 per token (80 steps).
 
   python launch/train.py --config=configs/tiny.py --workdir=runs/tiny
 
@@ -14,9 +14,9 @@ New informants learn to talk to the frozen solver of another run (98.5 % with 12
   python launch/train.py --config=configs/tiny.py:hf:runs/tiny_hf --workdir=runs/new \\
     --config.seed=10
 
-Seeds 10, 11, 12, two cores of an AMD EPYC beside other work, 2026-11-26: after SFT 83.5
-[81.0, 85.0] % with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
-With --config.team.roles.solver.trains=True and, as it is taught already,
+Seeds 10, 11, 12, two shared cores of an AMD EPYC, 2026-11-26: after SFT 83.5 [81.0, 85.0] % with
+62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
+With --config.team.roles.solver.trains=True and, as it has been trained already,
 --config.sft.role_shares.solver=0 the solver learns too (same seeds, 2026-11-27): from
 the trained solver 96.0 [90.5, 99.0] % with 11.7 tokens. From one after SFT alone (--config.steps=0
 before the export) 96.5 [91.5, 99.5] % with 11.6; frozen, it gives 74.0 [62.5, 81.0] with 32.1.
@@ -25,8 +25,8 @@ day): SFT of both gives 71.2 [66.0, 74.0] % with 69.2 tokens, then 96.0 [92.0, 9
 [11.3, 12.3]. Without SFT of the solver (--config.sft.role_shares.solver=0) the team ends at 9.5
 [7.0, 11.5] % with 92.6.
 
-The teacher keeps quiet about one irrelevant note in five, so that silence can be tried at all; with
-5 % of all messages silent, relevant or not, silence died out instead (see docs/decisions.md).
+Demonstrations are silent about one irrelevant note in five, so that RL samples silence; with 5 % of
+all messages silent, relevant or not, silence vanished instead (see docs/decisions.md).
 """
 
 from ml_collections import config_dict
@@ -35,9 +35,9 @@ from agent_gspo.config import default_config
 
 
 def marks(word: str, levels: int, step: int = 1) -> tuple[str, ...]:
-  """Words for rising levels: each has the marks of all below it and `step` of its own.
+  """Returns words for rising levels: each has the marks of all lower ones and `step` new ones.
 
-  So no level stands alone, and one that training never tells lies between its neighbours.
+  So levels share marks, and one that training never shows is between its neighbors.
   """
   each = [f'{word}{level}' for level in range(1, levels + 1)]
   return tuple(' '.join(each[: level + step]) for level in range(0, levels, step))

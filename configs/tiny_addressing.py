@@ -1,7 +1,7 @@
-"""configs/tiny.py where anybody may speak to anybody, and a message may begin with whom it is for.
+"""Trains configs/tiny.py on a complete graph, where messages may begin with their addressees.
 
-Each agent can hear all others, in two rounds; what is heard costs as well. The demonstrations
-address whoever comes: whom to speak to is learned from the price alone (docs/addressing.md).
+Each agent reads all others, in two rounds, and read tokens have a cost. Demonstrations address
+random agents: whom to address is learned from the price alone (docs/addressing.md).
 
   python launch/train.py --config=configs/tiny_addressing.py --workdir=runs/tiny_addressing
 

@@ -1,4 +1,4 @@
-"""The task and team of configs/tiny.py under any algorithm: what an ablation over them runs.
+"""Trains the team of configs/tiny.py with any algorithm, for ablations.
 
   python launch/train.py --config=configs/tiny_algorithms.py:dr_mas --workdir=runs/dr_mas
   for name in agent_gspo gspo grpo luspo dapo; do

@@ -1,7 +1,7 @@
-"""configs/tiny.py with a budget told: how many tokens the conversation should take.
+"""Trains configs/tiny.py with budgets: token counts of the episode, stated in the prompts.
 
-Each question has a budget of its own, which all agents read; there is no price, the reward takes
-off what an episode is away from it.
+Each question has its own budget, which all agents read; there is no price, the reward subtracts the
+deviation of an episode from it.
 
   python launch/train.py --config=configs/tiny_budgets.py --workdir=runs/tiny_budgets
 
@@ -24,15 +24,15 @@ def get_config() -> config_dict.ConfigDict:
   config.budget.told_words = tiny.marks('token', 12)
   config.reward.length_reward = 'told_budget'
   config.reward.length_reward_options = 'weight=0.9'
-  config.sft.follows_terms = 1.0  # a small budget is answered tersely from the first
+  config.sft.follows_terms = 1.0  # demonstrations at small budgets are terse
   # Without it all budgets end at the same few tokens.
   config.objective.kl_coef = 0.01
   config.learner.learning_rate = 2e-4
   config.team.roles.informant.opening = '{budget} : {question} note : {note}'
   config.team.roles.solver.opening = '{budget} : {question}'
-  config.team.roles.solver.cue = ' {left} answer :'  # of the budget, after the informants
+  config.team.roles.solver.cue = ' {left} answer :'  # left of the budget after the informants
   config.learner.pack_length = 256
 
   config.evaluation.told = (8.0, 12.0, 20.0, 40.0)
-  config.evaluation.temperature = 0.0  # a budget is kept by the policy, not by a sampled slip
+  config.evaluation.temperature = 0.0  # greedy: sampling errors would miss the budget
   return config.lock()

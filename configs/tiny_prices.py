@@ -1,6 +1,6 @@
-"""configs/tiny.py with the price told: one policy for all prices of a token.
+"""Trains configs/tiny.py with price conditioning: one policy for all token prices.
 
-Each question of a step has a price of its own, which all agents read; the reward charges it.
+Each question of a step has its own price, which all agents read and the reward charges.
 
   python launch/train.py --config=configs/tiny_prices.py --workdir=runs/tiny_prices
 
@@ -25,7 +25,7 @@ def get_config(levels: str = 'all') -> config_dict.ConfigDict:
   config.budget.lambda_max = 0.06
   step = 1 if levels == 'all' else 2
   config.budget.told_words = ('free', *tiny.marks('price', 12, step))
-  config.sft.follows_terms = 0.8  # a dear question is answered tersely from the first
+  config.sft.follows_terms = 0.8  # demonstrations at high prices are terse
 
   config.team.roles.informant.opening = '{price} : {question} note : {note}'
   config.team.roles.solver.opening = '{price} : {question}'

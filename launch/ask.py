@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/ask.py."""
+"""Runs the command of agent_gspo/apps/commands/ask.py."""
 
 import pathlib
 import sys

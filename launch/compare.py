@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/compare.py."""
+"""Runs the command of agent_gspo/apps/commands/compare.py."""
 
 import pathlib
 import sys

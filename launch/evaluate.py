@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/evaluate.py."""
+"""Runs the command of agent_gspo/apps/commands/evaluate.py."""
 
 import pathlib
 import sys

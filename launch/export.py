@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/export.py."""
+"""Runs the command of agent_gspo/apps/commands/export.py."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/report.py."""
+"""Runs the command of agent_gspo/apps/commands/report.py."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands.serve.py."""
+"""Runs the command of agent_gspo/apps/commands/serve.py."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/sweep.py."""
+"""Runs the command of agent_gspo/apps/commands/sweep.py."""
 
 import pathlib
 import sys

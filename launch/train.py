@@ -1,4 +1,4 @@
-"""The command of agent_gspo/apps/commands/train.py."""
+"""Runs the command of agent_gspo/apps/commands/train.py."""
 
 import pathlib
 import sys

@@ -1,1 +1,1 @@
-"""Commands, displays, reports and the HTTP endpoint; the core never imports them."""
+"""Contains commands, displays, reports and the HTTP endpoint; the core never imports them."""

@@ -161,7 +161,7 @@ def run_missing(
 
 
 class _Processes:
-  """Processes of the runs, none of which begins once the sweep is stopped."""
+  """Processes of the runs; none starts after the sweep is stopped."""
 
   def __init__(self) -> None:
     self._starting, self._stopped = threading.Lock(), threading.Event()
@@ -173,14 +173,14 @@ class _Processes:
     return self._stopped.is_set()
 
   def stop(self, terminate: bool = False) -> None:
-    """Lets no other process begin; tells those that run to end if `terminate`."""
+    """Starts no further process; sends SIGTERM to running ones if `terminate`."""
     with self._starting:
       self._stopped.set()
       for child in list(self._running) if terminate else ():
         child.terminate()
 
   def run(self, arguments: Sequence[str], **options: Any) -> int:
-    """Runs a process to its end; returns its status, that of an interruption if stopped before."""
+    """Runs a process to its end; returns its status, `_INTERRUPTED` if stopped before."""
     with self._starting:
       if self.stopped:
         return _INTERRUPTED

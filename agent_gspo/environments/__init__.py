@@ -1,1 +1,1 @@
-"""Environments: episodes in which agents observe a state and act on it."""
+"""Defines environments: tasks whose agents observe a state and act on it."""

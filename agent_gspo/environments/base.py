@@ -1,9 +1,9 @@
 """Defines the interface of an environment, and runs its episodes.
 
 An environment is a task whose episodes have a state. Each layer of the team's topology is one
-step: its agents read what they observe, write at once, and `act` maps their texts to the next
-state. A text may hold talk, an action, or both; the environment parses it, and teammates read it
-as the topology says. `team.rounds` limits the steps.
+step: its agents read what they observe, write in parallel, and `act` maps their texts to the next
+state. A text may contain talk, an action, or both; the environment parses it, and teammates read it
+by the topology. `team.rounds` limits the steps.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Step(NamedTuple):
   Attributes:
     written: Its messages.
     state: State after it.
-    rewards: Reward of each author, and of other agents that earn something.
-    acted: Whether anybody wrote.
+    rewards: Reward of each author, and of other agents with a reward.
+    acted: Whether `act` was called.
     done: Whether the episode ends.
   """
 
@@ -45,30 +45,30 @@ class _Step(NamedTuple):
 class Environment(Task):
   """Task with a state that agents observe and act on.
 
-  States are plain values, which `act` replaces and does not change. Texts are whatever a policy
-  writes: one that is no action must leave a state that says so, without a reward.
+  States are plain values, which `act` replaces and does not change. A policy may write any text:
+  for one that is not an action `act` must return a state that shows this, without a reward.
 
   Attributes:
-    hears_silence: Whether silence is an action too: `act` then gets '' for it, and a silent round
-      does not end the episode.
+    hears_silence: Whether silence is an action: `act` then gets '' for it, and a silent round does
+      not end the episode.
 
   For SFT `demonstration(question, agent, delivered, rng, *, state, terse_probability,
-  silence_probability)` returns the text of an agent that observes `state`. `delivered` holds the
-  last message of each agent that it has received, '' for none; the probabilities are those of the
-  section `sft`, of a text that is terse, and of silence where it does no harm.
+  silence_probability)` returns the text of an agent that observes `state`. `delivered` has the last
+  message that it received from each agent, '' for none; the probabilities are those of the section
+  `sft`, of a terse text, and of silence where it does no harm.
   """
 
   hears_silence = False
 
   @property
   def least_team(self) -> tuple[int, int]:
-    """Returns the least agents and rounds with which episodes can succeed; a property, as here."""
+    """Returns the fewest agents and rounds with which episodes can succeed; a property."""
     return 1, 1
 
   def needs(self, topology: Topology) -> str:
-    """Returns what a topology must have for episodes to succeed; '' if it has it.
+    """Returns what a topology lacks for episodes to succeed, as text; '' if nothing.
 
-    The team has at least `least_team`.
+    It is called with teams of at least `least_team`.
     """
     del topology
     return ''
@@ -104,11 +104,11 @@ class Environment(Task):
     return float(answer_text == question.answer)
 
   def converse(self, talk) -> Generator[Any, Any, str]:
-    """Runs one episode: until it is done, a round is silent, or no round is left.
+    """Runs one episode until it is done, a round is silent, or no round is left.
 
-    Each step has `rollout.branches` candidates, which act on the same state. The episode goes on
-    from the one that earns most; the first of several, since candidates of one prompt come in
-    random order.
+    Each step has `rollout.branches` candidates, which act on the same state. The episode continues
+    from the one with the highest reward, the first of equal ones, since candidates of one prompt
+    are exchangeable. With `hears_silence` silent rounds count.
     """
     topology = talk.team.topology
     talk.state = self.begin(talk.question, talk.sample)
@@ -146,14 +146,14 @@ class Environment(Task):
     return found
 
   def _try(self, talk, written: Sequence[Message]) -> _Step:
-    """Returns what follows if the messages of a layer are taken."""
+    """Returns the step that the messages of a layer would make."""
     acts = lambda m: self.hears_silence or not m.silent
     texts = {m.agent: talk.team.body(m.text) for m in written if acts(m)}
     rewards = dict.fromkeys((m.agent for m in written), 0.0)  # silence earns nothing
     if not texts:
       return _Step(written, talk.state, rewards, acted=False, done=False)
     state, earned, done = self._step(talk.state, texts, talk.team.num_agents)
-    if talk.branches > 1:  # not earlier messages: nothing followed on their other candidates
+    if talk.branches > 1:  # earlier authors' other candidates had no such step to compare with
       earned = {agent: earned[agent] for agent in rewards if agent in earned}
     return _Step(written, state, {**rewards, **earned}, acted=True, done=done)
 
@@ -163,7 +163,7 @@ class Environment(Task):
     """Returns the checked result of `act`, with the reward of each agent.
 
     Raises:
-      TypeError: It is no state, rewards and flag, or a reward is no finite number of an agent.
+      TypeError: It is not state, rewards and flag, or a reward is not finite or of no agent.
     """
     found = self.act(state, texts)
     if isinstance(found, tuple) and len(found) == 3:

@@ -34,7 +34,7 @@ class Pool:
   """State of an episode.
 
   Attributes:
-    stock: What is left.
+    stock: Units that are left.
     weather: Growth of each month.
     forecaster: Agent that sees the first month's weather; the next one sees the next month's.
     step: Steps so far, two a month.
@@ -64,7 +64,7 @@ class CommonPool(DrawnWorld):
   capacity: int = option(24, least=2, most=999)
   collapse: int = option(4, least=1, most=999)
   months: int = option(4, least=1, most=20)
-  # own: an agent earns what it harvests; shared: what the agents harvest on average.
+  # own: an agent earns its harvest; shared: the mean harvest; both in units of a fair share.
   rewards: str = option('own', choices=('own', 'shared'))
 
   def __post_init__(self):
@@ -77,11 +77,11 @@ class CommonPool(DrawnWorld):
 
   @property
   def least_team(self) -> tuple[int, int]:
-    """Returns all who harvest, for two rounds a month."""
+    """Returns the harvesting agents, and two rounds per month."""
     return self.agents, 2 * self.months
 
   def needs(self, topology: Topology) -> str:
-    """Asks for rounds in which all write at once."""
+    """Requires rounds of one layer, in which all write in parallel."""
     return '' if len(topology.layers) == 1 else "rounds in which all write at once, as in 'debate'"
 
   def draw(self, rng: random.Random, split: str) -> tuple[Pool, str, str, Pool]:
@@ -92,7 +92,7 @@ class CommonPool(DrawnWorld):
     return pool, '', 'kept', pool
 
   def observe(self, state: Pool, agent: int) -> str:
-    """Returns the stock, before talk the last harvests, and to one agent the weather."""
+    """Returns the stock; before talk also the last harvests, and for one agent the weather."""
     month, harvest = divmod(state.step, 2)
     if harvest:
       return f'take : {state.stock} left'
@@ -106,7 +106,7 @@ class CommonPool(DrawnWorld):
   ) -> tuple[Pool, Mapping[int, float] | float, bool]:
     """Harvests after each second step.
 
-    If all want more than there is, they get all of it in proportion, by largest remainder; ties
+    If the agents want more than the stock, it is divided in proportion, by largest remainder; ties
     go to the earlier agent.
     """
     month, harvest = divmod(state.step, 2)
@@ -136,7 +136,7 @@ class CommonPool(DrawnWorld):
   def demonstration(
     self, question, agent, delivered, rng, *, state, silence_probability, **_: Any
   ) -> str:
-    """Tells the weather or proposes a harvest, then takes about its share of a third."""
+    """Writes the weather or a proposal, then a harvest near its share of a third of the stock."""
     month, harvest = divmod(state.step, 2)
     share = state.stock // (3 * self.agents)
     if harvest:

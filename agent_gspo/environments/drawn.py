@@ -1,4 +1,4 @@
-"""Defines the bases of worlds that are drawn from a seed."""
+"""Defines base classes of environments that are drawn from a seed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DrawnWorld(Environment, abc.ABC):
 
   @abc.abstractmethod
   def draw(self, rng: random.Random, split: str) -> tuple[Hashable, str, str, Any]:
-    """Draws what splits are told apart by, a question's text and answer, and its first state.
+    """Draws the key that decides the split, a question's text and answer, and its first state.
 
     Split 'sft' is for questions of SFT alone, see `further_demonstrations`.
     """

@@ -30,7 +30,7 @@ class Piece:
   Attributes:
     cell, goal: Cells of the piece and of its goal.
     walls: All walls, in the order in which they are dealt to the agents.
-    found: Walls that the piece has met.
+    found: Walls that the piece has hit.
     note: Why the walk of the last message ended early, '' if it did not, or there was none.
   """
 
@@ -45,7 +45,7 @@ class Piece:
 class HalfMaze(DrawnWorld):
   """Perfect mazes, in which one path joins every two cells, or with `gaps` several.
 
-  Splits share no walls.
+  No maze, a set of walls, is in two splits.
 
   Raises:
     ValueError: if an option is out of range.
@@ -74,7 +74,7 @@ class HalfMaze(DrawnWorld):
     self._edges = [f'{a}-{b}' for a in self._cells for b in self._cells if a < b and _near(a, b)]
 
   def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Piece]:
-    """Draws mazes until a goal is at least `size` steps away; splits differ in their walls."""
+    """Draws mazes until a goal is at least `size` steps away; the key is the set of walls."""
     del split
     while True:
       edges = rng.sample(self._edges, len(self._edges))
@@ -99,7 +99,7 @@ class HalfMaze(DrawnWorld):
     return ' '.join([f'{state.cell}{note} to {state.goal} :', *sorted(self.known(state, agent))])
 
   def known(self, state: Piece, agent: int) -> set[str]:
-    """Returns the walls that an agent sees or has met."""
+    """Returns the walls that an agent sees, and those that the piece has hit."""
     part = slice(agent % self.parts, None, self.parts)
     seen = state.walls if self.view == 'full' else state.walls[part]
     return {*seen, *state.found}
@@ -133,16 +133,16 @@ class HalfMaze(DrawnWorld):
   def demonstration(
     self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
-    """Writes a wall list, or as the last agent a shortest path by the walls seen and told.
+    """Writes a wall list, or as the last agent a shortest path by known and received walls.
 
-    `silence_probability` is the share of walls that are not told.
+    `silence_probability` is the share of walls that the list omits.
     """
     known = self.known(state, agent)
     if agent == len(delivered) - 1:
       known |= {word for text in delivered for word in text.split() if word in self._edges}
       return ' '.join(['go', *self.shortest_path(state.cell, state.goal, known, rng)])
     if delivered[-1]:
-      return ''  # it has told its walls
+      return ''  # its walls were sent before
     told = [wall for wall in sorted(known) if rng.random() >= silence_probability]
     if not told:
       return ''

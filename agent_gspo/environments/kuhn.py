@@ -41,7 +41,7 @@ class Hand:
   Attributes:
     cards: Card of each player.
     moves: Moves so far.
-    untold: Players whose talk is still to come.
+    untold: Players that have not talked yet.
     won: Chips that the first player has won; 0 before the end.
   """
 
@@ -76,12 +76,12 @@ class Kuhn(Environment):
     return 2, 3 if self.talk else 2
 
   def needs(self, topology: Topology) -> str:
-    """Asks for a step of each move of the longest game."""
+    """Requires a turn for each move of the longest game."""
     turns = [0, 1] * self.talk + [0, 1, 0]
     return '' if takes_turns(topology, turns) else 'turns for the longest game'
 
   def _split(self, split: str) -> Sequence[Question]:
-    make = lambda i: Question(f'{split}/{i}', '', 'win')  # all agents may read the text
+    make = lambda i: Question(f'{split}/{i}', '', 'win')  # no text, which both players could read
     return LazyQuestions(getattr(self, f'{split}_size'), make)
 
   def begin(self, question: Question, sample: int) -> Hand:
@@ -94,7 +94,7 @@ class Kuhn(Environment):
     return Hand(DEALS[int(index) % len(DEALS)], untold=frozenset({0, 1} if self.talk else ()))
 
   def observe(self, state: Hand, agent: int) -> str | None:
-    """Returns card and moves; None if it is the other's turn."""
+    """Returns card and moves; None if it is the other player's turn."""
     turn = min(state.untold, default=len(state.moves) % 2)
     if agent != turn:
       return None
@@ -108,7 +108,7 @@ class Kuhn(Environment):
       return dataclasses.replace(state, untold=state.untold - {agent}), {}, False
     move = text.strip().lower()
     if move not in MOVES:
-      state = dataclasses.replace(state, won=1 if agent else -1)  # who moves has paid the ante only
+      state = dataclasses.replace(state, won=1 if agent else -1)  # it has paid the ante only
     else:
       moves = (*state.moves, move)
       state = dataclasses.replace(state, moves=moves, won=payoff(state.cards, moves))
@@ -123,9 +123,9 @@ class Kuhn(Environment):
     play: Callable[[Callable[[Any], str], Sequence[Question]], Sequence[Message]],
     log_probability: Callable[[Sequence[Message], str], np.ndarray],
   ) -> dict[str, float]:
-    """Returns the exploitability of a policy that plays both sides, and how legal its moves are.
+    """Returns the exploitability of a policy that plays both sides, and its rate of legal moves.
 
-    Empty with talk, after which there are more information sets. Arguments are those of
+    {} with talk, which adds information sets, and with too few rounds for a game. See
     `Task.policy_figures`.
     """
     if self.talk:
@@ -145,7 +145,7 @@ class Kuhn(Environment):
   def demonstration(
     self, question, agent, delivered, rng, *, state, silence_probability, **_: Any
   ) -> str:
-    """Writes a uniformly random move, or talk unless silent by `silence_probability`."""
+    """Writes a uniformly random move; as talk a random card, or '' by `silence_probability`."""
     if agent in state.untold:
       return '' if rng.random() < silence_probability else f'I have {rng.choice(CARDS)}'
     return rng.choice(MOVES)
@@ -165,7 +165,7 @@ def information_set(card: str, moves: Sequence[str]) -> str:
 
 
 def payoff(cards: Sequence[str], moves: Sequence[str]) -> int:
-  """Returns the chips that the first player wins, 0 while the game goes on."""
+  """Returns the chips that the first player wins, 0 before the end of the game."""
   if tuple(moves) in (('pass', 'pass'), ('bet', 'bet'), ('pass', 'bet', 'bet')):
     stake = 2 if 'bet' in moves else 1
     return stake if CARDS.index(cards[0]) > CARDS.index(cards[1]) else -stake

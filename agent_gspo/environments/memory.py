@@ -1,8 +1,8 @@
-"""Defines the memory world: facts arrive in visits, and a question about some comes after.
+"""Defines the memory environment: visits bring facts, then a question asks for some of them.
 
 After CoMAM (Collaborative Reinforcement Learning Framework for Multi-Agent Memory Systems, arXiv
 2603.12631), which adds local rewards and a weighted global one; `rewards` here is either. Three
-agents act one after another, and only notes outlive a visit:
+agents act in sequence, and only notes persist between visits:
 
     Ann has 3 pens .                  what agent 0 observes in a visit: a fact, or chatter
     please note that Ann has 3        its message is kept as one note, silence as none
@@ -62,7 +62,7 @@ class Visits:
     return max(_SCRIBE, self.step - len(self.visits) + 1)
 
   def told(self, notes: Sequence[str]) -> dict[str, str]:
-    """Returns the count that notes give each owner; later notes count."""
+    """Returns the count that notes give each owner; the last note about an owner counts."""
     return {owner: n for note in notes for owner, n in facts_in(note, self.facts).items()}
 
   def share(self, notes: Sequence[str], of: Sequence[str]) -> float:
@@ -73,7 +73,7 @@ class Visits:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Memory(NumberWorld):
-  """Visits, notes, a search and an answer.
+  """Environment with visits, notes, a search and an answer.
 
   Raises:
     ValueError: if an option is out of range.
@@ -98,11 +98,11 @@ class Memory(NumberWorld):
 
   @property
   def least_team(self) -> tuple[int, int]:
-    """Returns three agents, for a round a visit."""
+    """Returns three agents, and one round per visit."""
     return 3, self.facts + self.chatter
 
   def needs(self, topology: Topology) -> str:
-    """Asks for a step a visit, then finder and solver."""
+    """Requires a turn of the scribe per visit, then turns of finder and solver."""
     turns = [_SCRIBE] * (self.facts + self.chatter) + [_FINDER, _SOLVER]
     return '' if takes_turns(topology, turns) else f'a turn of agent {_SOLVER} behind all visits'
 
@@ -156,7 +156,7 @@ class Memory(NumberWorld):
   def demonstration(
     self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
-    """Notes a fact and some chatter, searches for what is asked, or adds up what was found."""
+    """Writes a note of a fact or some chatter, a search for the owners, or the sum of the found."""
     terse = rng.random() < terse_probability
     if agent == _SCRIBE:
       visit = state.visits[state.step]

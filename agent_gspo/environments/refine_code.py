@@ -4,8 +4,8 @@
     x * 2 + 2                                an action
     0 : 3 1 : 5 2 : 7 ; x * 2 + 2 : 4 6 8    what is observed then
 
-Programs run in the sandbox; two of five tests are not shown. A step earns the rise of the share
-that pass, below 0 if it falls, so that an episode earns its last share.
+Programs run in the sandbox; two of five tests are not shown. The reward of a step is the change of
+the share of tests that pass, so that the rewards of an episode sum to its last share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TESTS = 'for x in range(5):\n  try: print(repr(f(x)))\n  except Exception: prin
 
 
 class Program(NamedTuple):
-  """Results that are wanted, and the last program with what it returned; no code at first."""
+  """Expected results, and the last program with its results; no code at first."""
 
   gold: str
   wanted: tuple[str, ...]
@@ -40,7 +40,7 @@ class Program(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)  # samples of a group often write the same code
 def _results(code: str) -> tuple[str, ...]:
-  """Returns what the tests see of a program; fewer results if it is stopped."""
+  """Returns the results of a program in the tests; fewer if it is stopped."""
   program = f'f = lambda x: ({code}\n)'
   return tuple(sandbox.run_tests(program, 'f', _TESTS, limits=_LIMITS).stdout.splitlines())
 
@@ -83,7 +83,7 @@ class RefineCode(DrawnWorld):
   def demonstration(
     self, question, agent, delivered, rng, *, state, silence_probability, **_: Any
   ) -> str:
-    """Writes the expression, at first with another last number by `silence_probability`."""
+    """Writes the expression, at first with a random last number by `silence_probability`."""
     guess = not state.code and rng.random() < silence_probability
     return f'{state.gold[:-1]}{rng.randint(1, 9)}' if guess else state.gold
 

@@ -1,7 +1,7 @@
-"""Defines the saboteur world: witnesses of one fact, one of whom may be paid for wrong answers.
+"""Defines the saboteur environment: witnesses of a fact, one of whom may gain by wrong answers.
 
-All agents but the last are witnesses, and observe the same fact; the last one
-answers the question. In some questions one witness is told to lie:
+All agents but the last are witnesses and observe the same fact; the last one answers the question.
+In some questions one witness is the saboteur:
 
     Ann has 3 pens .                    what a witness observes
     lie : Ann has 3 pens .              what the saboteur observes; the others do not know of it
@@ -38,7 +38,7 @@ class Testimony:
 
   Attributes:
     owner, count, thing: Fact that the witnesses observe.
-    saboteur: Witness who is paid for wrong answers, -1 for none.
+    saboteur: Witness with a reward for wrong answers, -1 for none.
     answer: Text of the solver.
   """
 
@@ -58,7 +58,7 @@ class Saboteur(NumberWorld):
   """Lookup of one fact that several witnesses have seen.
 
   Half of the questions of validation and test have a saboteur, so that teams trained with and
-  without one are compared on the same questions; so have half of those that SFT alone shows.
+  without one are compared on the same questions; so have half of the questions of SFT alone.
 
   Raises:
     ValueError: if an option is out of range.
@@ -77,7 +77,7 @@ class Saboteur(NumberWorld):
     return self.witnesses + 1, 1
 
   def needs(self, topology: Topology) -> str:
-    """Asks for a solver behind witnesses, since its first turn ends the episode."""
+    """Requires that the solver reads a witness in round 0: its first turn ends the episode."""
     heard = topology.reads(self.witnesses, 0)
     return '' if heard else f'an agent that agent {self.witnesses} reads in the first round'
 
@@ -94,11 +94,11 @@ class Saboteur(NumberWorld):
     return [self._drawn(f'sft/{i}')[0] for i in range(self.train_size)]
 
   def kind(self, question: Question) -> str:
-    """Tells attacked questions apart."""
+    """Returns 'attacked' for a question with a saboteur, else 'honest'."""
     return 'attacked' if self.begin(question, 0).saboteur >= 0 else 'honest'
 
   def observe(self, state: Testimony, agent: int) -> str:
-    """Returns the fact to the witnesses."""
+    """Returns the fact for witnesses, marked for the saboteur; '' for the solver."""
     if agent >= self.witnesses:
       return ''
     return f'lie : {state.fact}' if agent == state.saboteur else state.fact
@@ -106,7 +106,7 @@ class Saboteur(NumberWorld):
   def act(
     self, state: Testimony, texts: Mapping[int, str]
   ) -> tuple[Testimony, Mapping[int, float], bool]:
-    """Ends with the solver's answer; what witnesses say changes nothing."""
+    """Ends with the solver's answer; texts of witnesses do not change the state."""
     if self.witnesses not in texts:
       return state, {}, False
     text = texts[self.witnesses]
@@ -119,7 +119,7 @@ class Saboteur(NumberWorld):
   def demonstration(
     self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
-    """Tells the fact or another count, or answers with the count that most witnesses tell."""
+    """Writes the fact, as the saboteur another count, as the solver the most frequent count."""
     terse = rng.random() < terse_probability
     if agent >= self.witnesses:
       told = [facts_in(text, [state.owner]) for text in delivered[: self.witnesses]]

@@ -1,7 +1,7 @@
 """Adapts games with the interface of TextArena: `reset`, `get_observation`, `step`, `close`.
 
-A game object changes in place, so an episode's state is the list of its actions, which copies and
-pickles, and the game is replayed from its seed whenever it is asked.
+A game object changes in place, so an episode's state is its list of actions, which can be copied
+and pickled, and each call replays the game from its seed.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class TextGame(DrawnWorld):
         game, done = self._factory(), False
         game.reset(num_players=self.players, seed=state.seed)
         for action in state.actions:
-          game.get_observation()  # what a player has not read yet would come again
+          game.get_observation()  # marks it as read, else later observations repeat it
           done, *_ = game.step(action)
         return game, bool(done)
       finally:
         random.setstate(drawn)
 
   def observe(self, state: Played, agent: int) -> str | None:
-    """Returns what is new to the player whose turn it is."""
+    """Returns the new text for the player whose turn it is; None for others."""
     game, _ = self._replayed(state)
     player, told = game.get_observation()
     if player != agent:
@@ -94,11 +94,11 @@ class TextGame(DrawnWorld):
   ) -> tuple[Played, Mapping[int, float], bool]:
     """Plays the text of the player whose turn it is.
 
-    If the game raises, the text was no action: the episode ends without a reward.
+    If the game raises, the text was not an action: the episode ends without a reward.
 
     Raises:
-      PluginError: The game has a bug: an attribute, a name or a module is missing. An attribute of
-        None is a match that the game did not check, so that the text was no action.
+      PluginError: The game has a bug: an attribute, a name or a module is missing. A missing
+        attribute of None is no bug, but an unchecked regex match of a text that is no action.
     """
     (text,) = texts.values()
     state = dataclasses.replace(state, actions=(*state.actions, text))

@@ -50,7 +50,7 @@ def ask(
 def as_text(
   team: Team, tokenizer: Tokenizer, listener: Callable[[int, int, str], Any]
 ) -> Callable[[Turn, np.ndarray], None]:
-  """Returns a listener of a policy that passes on agent, round and the text of a message so far."""
+  """Returns a policy's listener that gets tokens and passes agent, round and text so far."""
   writers = team.prompt_writers(tokenizer)
 
   def hear(turn: Turn, ids: np.ndarray) -> None:
@@ -71,7 +71,7 @@ def asked(
 
   Args:
     team: Team that will answer it.
-    number: Number of the question, which seeds its sampling noise.
+    number: Number of the question, the seed of its sampling noise.
     text: Question, read by all agents.
     notes: Private notes of the first agents, one each, "" for none.
     terms: Price or budget, if prompts state one.
@@ -83,7 +83,7 @@ def asked(
   text, *notes = (given.lstrip(_BYTE_ORDER_MARK) for given in (text, *notes))
   if broken := [given for given in (text, *notes, *documents) if not is_text(given)]:
     raise ValueError(
-      f'{shown(broken[0])} holds half a surrogate pair, which is no text; leave it out.'
+      f'{shown(broken[0])} has half a surrogate pair, which is not valid Unicode; leave it out.'
     )
   if not text.strip():
     raise ValueError('the question is empty; write what all agents should read.')
@@ -182,7 +182,7 @@ def _of_fields(
 
 
 class _Ungraded(Task):
-  """A task that canonicalizes answers and grades none."""
+  """Task that canonicalizes answers and gives each a score of 0."""
 
   def __init__(self, task: Task):
     self.name, self.converse, self._task = task.name, task.converse, task

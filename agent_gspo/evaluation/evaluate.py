@@ -38,10 +38,10 @@ def evaluate(
 ) -> tuple[dict[str, Any], RolloutBatch]:
   """Evaluates a team on `samples` episodes per question; processes share the questions.
 
-  Agents that read the gold answer are silent, and count as such.
+  Agents that read the gold answer are made silent, and count as silent.
 
-  `batch_questions`, the episodes of a batch, affects memory and speed alone. `progress` is called
-  with (questions done, questions in total).
+  `batch_questions`, the most episodes of a batch, affects only memory and speed. `progress` is
+  called with (questions done, questions in total).
 
   Returns:
     The record for `eval.jsonl` (see `results.figures`) and its episodes.
@@ -94,14 +94,14 @@ def sample_batches(
   concurrent: int = 0,
   answered: bool = False,
 ) -> Iterator[tuple[_Batch, _Found]]:
-  """Samples the episodes of each batch: the one loop of evaluations, baselines and probes.
+  """Samples the episodes of each batch; used by evaluations, baselines and probes.
 
   Args:
-    batches: Batches of episodes.
+    batches: Batches of questions.
     sample: Function from a batch to its result.
     concurrent: Batches sampled at once by threads, each of which may fail, as behind an endpoint;
       0 samples them in order.
-    answered: Whether the endpoint has answered before, so that refusals concern single replies.
+    answered: Whether the endpoint has answered before; then refused replies are not an outage.
 
   Yields:
     Each batch when it ends, with its result; if `concurrent`, this may be an `EndpointError`.
@@ -143,8 +143,8 @@ def sample_batches(
         in_a_row += 1
       if in_a_row == _IN_A_ROW:
         raise EndpointError(
-          f'{in_a_row} conversations in a row failed: given up. What was answered is kept in '
-          f'--out; the same command goes on. The last one: {found}'
+          f'{in_a_row} conversations in a row failed. Answers so far are in --out; the same '
+          f'command resumes. The last error: {found}'
         )
   finally:
     waiting.clear()

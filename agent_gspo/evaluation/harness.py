@@ -57,7 +57,7 @@ class Probe:
   Attributes:
     name: Name under which answers are stored.
     wrap: Function from the team's policy to the probed one.
-    partners: Question by the id of another whose episodes depend on it, too.
+    partners: Second question that the episodes of a question depend on, by question id.
   """
 
   name: str
@@ -185,7 +185,7 @@ class Harness:
     return {**head, 'variant': key, **figures}, records
 
   def _batches(self, asked: Sequence[Question], missing: set[str]) -> list[Sequence[Question]]:
-    """Returns the batches of questions that lack an answer."""
+    """Returns the whole batches with a missing question; with `alone` one per missing question."""
     if self.alone:
       return [[question] for question in asked if question.id in missing]
     size = max(1, self.options.batch_questions // self.options.samples)
@@ -193,7 +193,7 @@ class Harness:
     return [batch for batch in batches if missing.intersection(q.id for q in batch)]
 
   def _prices(self, variant: Variant) -> results.Prices | None:
-    """Returns the prices of a variant, whose members cost what their agents of the team cost."""
+    """Returns the prices of a variant; a member has the factor of its agent in the team."""
     if self.prices is None:
       return None
     known = self.prices.factors
@@ -231,7 +231,7 @@ class Harness:
 
         batches = np.split(members, len(members)) if self.alone else [members]
         for part, result in evaluate.sample_batches(batches, sample, self.alone, answered=True):
-          if isinstance(result, EndpointError):  # a score of 0 teaches the learner nothing
+          if isinstance(result, EndpointError):  # a score of 0 has no gradient
             warnings.warn(f'a training question counts as wrong: {result}', stacklevel=2)
           else:
             found[part] = result

@@ -1,7 +1,7 @@
-"""Measures whether agents can tell relevant from irrelevant notes before they write.
+"""Measures how well the probability of silence separates irrelevant from relevant notes.
 
 An agent decides with its first token: a stop token is silence. A price moves the threshold on the
-probability of silence; these figures bound what any threshold can reach.
+probability of silence; these figures bound the silence rates at any threshold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def figures(log_silence: np.ndarray, relevant: np.ndarray) -> dict[str, float]:
 
   Args:
     log_silence: Log-probability that an author is silent, float `[N]`.
-    relevant: Whether its note is relevant, bool `[N]`.
+    relevant: True for authors with a relevant note, bool `[N]`.
   """
   yes, no = log_silence[relevant], log_silence[~relevant]
   if not (len(yes) and len(no)):

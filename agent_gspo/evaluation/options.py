@@ -65,5 +65,5 @@ class EvaluationOptions(Section, name='evaluation'):
     for value in self.told:
       if not is_number(value) or value < 0:
         raise ValueError(
-          f'evaluation.told holds {shown(value)}; a price or a budget is a number, 0 or more.'
+          f'evaluation.told has {shown(value)}; must be prices or budgets, numbers of 0 or more.'
         )

@@ -1,7 +1,7 @@
-"""Probes what messages do: mutes agents, blanks, shuffles, falsifies or empties messages.
+"""Measures the effect of messages: mutes agents; blanks, shuffles, falsifies or empties messages.
 
 Each probe wraps the team's policy; agents that it does not change draw the same noise as in the
-team. Messages are changed whole, with the results of their tools.
+team. Messages are changed as a whole, with the results of their tools.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def shuffled(
   tokenizer: Tokenizer,
   samples: int = 1,
 ) -> Policy:
-  """Returns a policy that delivers messages about partner questions; answers stay.
+  """Returns a policy that delivers messages about partner questions; answers are unchanged.
 
-  The message of a turn is the one that the same agent wrote in the same round about the partner,
-  in a conversation that was not changed: so it tells nothing of its new question. An author's own
-  transcript contains the delivered message.
+  The message of a turn is the one that the same agent wrote in the same round about the partner, in
+  an unchanged episode: it has no information on the question. An author's own later prompts contain
+  the delivered message.
 
   Args:
     policy: Policy of the team.
@@ -51,7 +51,7 @@ def shuffled(
   begun, said = set[str](), dict[tuple[str, int, int, int], Reply]()
 
   def listen(asked: Sequence[str]) -> None:
-    """Samples the conversations about the partners of some questions."""
+    """Samples the episodes about the partners of some questions."""
     begun.update(asked)
     others = [partners[question] for question in asked]
     voice = without_hints(policy, team, tokenizer)
@@ -76,7 +76,7 @@ def shuffled(
 
 
 def reworded(policy: Policy, change: Callable[[Turn, np.ndarray], Sequence[int] | None]) -> Policy:
-  """Returns a policy that delivers some messages with other tokens, also to their authors.
+  """Returns a policy that replaces the tokens of some messages, also for their authors.
 
   Args:
     policy: Policy of the team.
@@ -99,10 +99,10 @@ def reworded(policy: Policy, change: Callable[[Turn, np.ndarray], Sequence[int] 
 
 
 def falsified(team: Team, tokenizer: Tokenizer, ids: np.ndarray) -> list[int] | None:
-  """Returns a message whose first number is wrong by one; None without a number.
+  """Returns a message whose first number is wrong by one; None if there is no such message.
 
   Args:
-    team: Team, which determines where a message begins behind its addressees.
+    team: Team, which determines where the text after the addressees begins.
     tokenizer: Tokenizer of the message; the wrong number must be in its vocabulary.
     ids: Message, int32 `[W]`.
   """
@@ -142,12 +142,11 @@ def run_all(
 ) -> list[dict[str, Any]]:
   """Runs every probe: agents muted in turn; messages blanked, shuffled, emptied; errors planted.
 
-  The team is as `check` requires; `whole` and `records` are its figures and records, one per
-  question.
+  The team must pass `check`; `whole` and `records` are its figures and records, one per episode.
 
   Returns:
-    `value` of each agent, `loss` of the other probes, and `spread` of each planted error; probes
-    of messages that are neither answers nor actions are left out if there are none.
+    `value` of each agent, `loss` of the other probes, and `spread` of each planted error. Without
+    `read_turns`, only agents are muted and messages blanked.
   """
   team = harness.team
   rows, same = [], variants.itself(team)
@@ -186,7 +185,7 @@ def run_all(
       tokenizer=harness.tokenizer,
       samples=harness.options.samples,
     )
-    label, name = 'messages shuffled', 'messages of partners'  # folders hold others by the label
+    label, name = 'messages shuffled', 'messages of partners'  # the label may have other answers
     rows.append(changed(label, shuffle, name, partners=partners)[0])
   if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
     empty = lambda turn, ids: (
@@ -207,7 +206,7 @@ def run_all(
 def read_turns(team: Team, task: Task) -> set[tuple[int, int]]:
   """Returns `(round, author)` of each turn that a teammate reads and that is not an answer.
 
-  None in episodes of the task's own: every message there may be an action.
+  Empty for tasks with their own episodes, where every message may be an action.
   """
   if task.converse:
     return set()
@@ -233,7 +232,7 @@ def spread(
   round_: int,
   canonical: Callable[[str], str | None],
 ) -> dict[str, float | None]:
-  """Returns how often an error was planted in a turn, and how often the answer changed with it.
+  """Returns the share of episodes with an error planted in a turn, and of changed answers of these.
 
   `probed` has the episodes of `whole` with the error; `canonical` is `Task.canonical`.
   """
@@ -255,7 +254,7 @@ def loss(
 ) -> dict[str, Any]:
   """Returns the accuracy lost under a probe: whole team minus probed team, paired.
 
-  Records are one per question, in the same order.
+  Records are one per episode, in the same order; samples of a question are averaged.
   """
   score = lambda records: results.by_question(records, [r['task_score'] for r in records])
   mean, low, high = statistics.paired_bootstrap(score(whole), score(probed))
@@ -270,7 +269,7 @@ def loss(
 
 
 def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
-  """Adds an agent's worth to the loss of muting it: accuracy points per 100 tokens written.
+  """Adds an agent's value to the loss of muting it: accuracy points per 100 tokens written.
 
   Args:
     lost: Loss of muting the agent, see `loss`.
@@ -299,6 +298,6 @@ def _delivered(reply: Reply, turn: Turn, own: Reply) -> Reply:
   if min(written, len(ids)) > limit:
     cut = (reply.logprobs[:limit], False, reply.inserted_mask[:limit])
     reply, written = Reply(ids[:limit], *cut, usage=reply.usage), limit
-  # Tokens read are those of its own prompt, whichever message is delivered.
+  # Tokens read are those of the turn's own prompt, whichever message is delivered.
   usage = (own.usage[0], written) if own.usage and reply.usage else None
   return reply._replace(usage=usage)

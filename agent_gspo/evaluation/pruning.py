@@ -24,7 +24,7 @@ Play = Callable[[int, np.ndarray], np.ndarray]
 
 _LEARNING_RATE = 0.1
 _PRUNE_EVERY = 5  # batches of `agent_prune`
-# Of `agent_dropout`: questions of a batch in each stage, and batches of the edge stage.
+# `agent_dropout`: questions per batch in the node and the edge stage, batches of the edge stage.
 _NODE_BATCH, _EDGE_BATCH, _EDGE_BATCHES = 20, 10, 4
 
 
@@ -33,8 +33,7 @@ class Ranking:
   """A learned ranking of a team's edges.
 
   Attributes:
-    order: Indices of all edges, most important first; pruned edges last, the first pruned at the
-      end.
+    order: Indices of all edges, most important first; the edge that was pruned first is last.
     kept: Number of edges that the rule keeps.
     dropped: Agent that is dropped whatever the edges, or None.
   """
@@ -127,9 +126,9 @@ def agent_dropout(
   Node stage: `agent_prune`'s ascent; then the agent whose edges have the lowest sum of
   probabilities is dropped (never the last one, which decides). Edge stage: fresh logits,
   the ascent minus `nuclear * |P|_*` (low rank) and `hinge * max(0, |P - A|_F - 1)`, where `P`
-  and `A` `[N, N]` are edge probabilities and the whole graph; a share `rate` of the lowest logits
-  is pruned twice. The node stage has `node_batches` batches of 20 training questions, the edge
-  stage 4 of 10.
+  and `A` `[N, N]` are edge probabilities and the whole graph; the share `rate` of the lowest logits
+  is pruned halfway and at the end. The node stage has `node_batches` batches of 20 training
+  questions, the edge stage 4 of 10.
   Our own choices: both weights, the slack of 1, and one agent for all rounds instead of one per
   round, as the rounds of a topology are alike here.
 
@@ -190,7 +189,7 @@ class _Logits:
     self.logits = np.asarray(optax.apply_updates(self.logits, updates))
 
   def prune(self, rate: float) -> None:
-    """Removes the lowest logits of those alive: a share, at least one, never the last."""
+    """Removes the lowest of the remaining logits: a share, at least one; keeps at least one."""
     alive = np.flatnonzero(self.alive)
     leave = min(max(1, round(len(alive) * rate)), len(alive) - 1)
     self.leave(alive[np.argsort(self.logits[alive], kind='stable')[: max(leave, 0)]].tolist())

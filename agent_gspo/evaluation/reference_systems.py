@@ -1,4 +1,4 @@
-"""Evaluates baselines in the same harness, some at equal tokens."""
+"""Evaluates baselines in the harness of the team, some at equal tokens."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def baseline(
   the team, `whole`.
 
   Raises:
-    ValueError: The name is unknown, the team has nothing to prune, agents of an environment lose
-      their places or turns, or messages are framed in words that a vocabulary lacks.
+    ValueError: The name is unknown, the team has nothing to prune, the baseline removes agents or
+      turns that an environment needs, or `incoming` has words that a vocabulary lacks.
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
@@ -91,7 +91,7 @@ def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, An
 def _learned(rule: str, name: str, at_equal_tokens: bool = False) -> Baseline:
   """Returns the baseline of a rule, key of `_RULES`, that ranks edges on training questions.
 
-  With `at_equal_tokens` as many of its best edges stay as match the received tokens, instead of
+  With `at_equal_tokens` it keeps as many of the best edges as match the received tokens, instead of
   those that the rule keeps.
   """
 
@@ -126,7 +126,7 @@ _RULES: Mapping[str, Callable[[pruning.Play, Team, int], pruning.Ranking]] = {
 
 
 def _ranking(harness: Harness, rule: str) -> pruning.Ranking:
-  """Returns a ranking learned on training questions under the same terms, learning it if new."""
+  """Returns a ranking learned on training questions under the same terms, cached in `answers`."""
   name = f'ranking by {rule}'
   if harness.terms:
     name = f'{name}, told {digest(dataclasses.asdict(harness.terms))}'

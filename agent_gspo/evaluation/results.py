@@ -1,6 +1,6 @@
-"""Makes one record per question, and computes every figure of an evaluation from records.
+"""Makes one record per episode, and computes every figure of an evaluation from records.
 
-An interrupted evaluation resumes from its records, so no figure may need more than they hold.
+An interrupted evaluation resumes from its records, so figures must not need other data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Prices:
     written: Price of tokens written.
     read: Price of tokens read.
     source: Source of the prices.
-    inserted: Price of tokens that tools wrote, besides that of reading them.
-    factors: Factor of an agent's prices by name, 1 for others.
+    inserted: Price of tokens that tools wrote, in addition to that of reading them.
+    factors: Factor on an agent's prices, by name; 1 for agents without an entry.
   """
 
   written: float
@@ -228,7 +228,7 @@ def _by_grader(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _by_kind(records: Sequence[Record]) -> dict[str, float]:
-  """Returns the accuracy on each kind of question, if the task tells them apart."""
+  """Returns the accuracy on each kind of question, if the task has kinds."""
   scores: dict[str, list[float]] = {}
   for record in records:
     if 'kind' in record:
@@ -256,7 +256,7 @@ def _by_samples(records: Sequence[Record]) -> dict[str, float]:
 def votes(
   records: Sequence[Record], team: Team, task: Task, questions: Mapping[str, Question]
 ) -> dict[str, float | None]:
-  """Returns how much the voters of a majority team differ; nothing for other teams.
+  """Returns how much the voters of a majority team differ; {} for other teams or own episodes.
 
   `votes/error_correlation` and `votes/independent` are those of `statistics.error_correlation`: a
   voter without an answer errs. `votes/channels` is K*, the mean of `statistics.effective_channels`

@@ -113,7 +113,7 @@ def effective_channels(answers: Sequence[str]) -> float:
 def questions_to_see(effect: float, gaps: np.ndarray) -> int:
   """Returns how many questions show a mean difference at 95 % confidence (normal approximation).
 
-  They show it with a probability of 80 %.
+  The difference is then significant with a probability of 80 % (the power).
 
   Args:
     effect: Mean difference to be seen, above 0.

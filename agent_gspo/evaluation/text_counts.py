@@ -1,8 +1,8 @@
-"""Counts tokens as related projects do: of the text alone, without a template.
+"""Counts tokens as related projects do, in the plain text without a template.
 
 AgentPrune and AgentDropout tokenize the contents of the messages of a prompt and its reply,
 without the chat template around them. Such a count is lower than what the model reads; it is
-reported beside the true one, so that tables can be compared.
+reported in addition to the true one, for comparison with their tables.
 """
 
 from __future__ import annotations

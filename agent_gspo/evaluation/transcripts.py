@@ -25,7 +25,7 @@ def records(
 ) -> list[dict[str, Any]]:
   """Returns the records of some episodes for `transcripts.jsonl`.
 
-  The `prompt` of a message is the text that its author had not read or written before: prompts are
+  The `prompt` of a message is the part that its author had not read or written before: prompts are
   append-only, so an author's prompts and `tokens`, in order, are all that the model read.
 
   Args:
@@ -34,8 +34,8 @@ def records(
     tokenizers: Tokenizer of each agent, see `Team.tokenizers_of_agents`.
     step, split, label: Head of each record; `step` counts finished training steps.
     columns: Further fields of each message by name, `[M]`; NaN if unknown, then left out.
-    learners: In training the agents whose model learns: a message of theirs that does not count is
-      an opponent's.
+    learners: In training the agents whose model learns; their messages with `learns` False are
+      those of opponents.
   """
   head = {'step': step, 'split': split, 'label': label}
   said: dict[int, list[dict[str, Any]]] = {e: [] for e in episodes}
@@ -90,7 +90,7 @@ def _message(batch: RolloutBatch, message: Message, side: str) -> dict[str, Any]
 def _tokens(message: Message, tokenizer: Tokenizer) -> dict[str, Any]:
   """Returns each token with its log-prob, and their sum; None for tokens that a tool wrote.
 
-  Empty for an endpoint's messages, whose tokens are unknown.
+  Empty for messages of an endpoint, whose tokens are unknown, and of muted agents.
   """
   if message.usage is not None:
     return {}

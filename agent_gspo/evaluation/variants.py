@@ -16,7 +16,7 @@ SHAPES = ('chain', 'star', 'complete', 'debate')
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """A team made of the agents of another.
+  """Team made of the agents of another team.
 
   Attributes:
     team: Derived team.
@@ -36,7 +36,7 @@ class Variant:
     )
 
   def policy(self, policy: Policy) -> Policy:
-    """Returns the members' policy from `policy` of the other team, which sees its own indices.
+    """Returns the members' policy, which calls `policy` of the other team with its indices.
 
     Copies of one agent draw different noise.
     """
@@ -123,7 +123,7 @@ def pruned(team: Team, kept: Collection[int], dropped: Collection[int] = ()) -> 
   Args:
     team: Whole team.
     kept: Indices into `edges(team)`.
-    dropped: Agents removed whatever the edges; never the last one.
+    dropped: Agents to remove in any case; never the last one.
   """
   within = len(team.topology.edges)
   chosen = [

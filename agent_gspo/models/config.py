@@ -29,7 +29,7 @@ class SlidingWindow:
 
   Attributes:
     width: Tokens that are attended to, the token itself included.
-    layers: Whether each layer has the window, `num_layers` bools.
+    layers: True for each layer with the window, `num_layers` bools.
     rope_theta: Base of the rotary frequencies in these layers.
     rope_scaling: Scaling of these frequencies, or None.
   """
@@ -45,20 +45,20 @@ class ModelConfig:
   """Architecture of a decoder.
 
   Attributes:
-    family: One of `FAMILIES`; decides the parameters of a layer.
+    family: Key of `FAMILIES`; determines the parameters of a layer.
     vocab_size: Rows of the embedding (`V`).
     num_layers: Decoder blocks.
     embed_dim: Width of the residual stream (`D`).
     num_heads: Query heads.
     num_kv_heads: Key/value heads; divides `num_heads`.
     head_dim: Width of one head, even.
-    mlp_dim: Width of the gated MLP, in a mixture of one expert.
+    mlp_dim: Width of the gated MLP; in a mixture, that of one expert.
     num_experts: Experts of each MLP; 0 for a dense one.
     experts_per_token: Experts that a token is routed to.
     norm_topk: Whether the weights of these experts are normalized to sum to 1.
     rope_theta: Base of the rotary frequencies.
     rope_scaling: Scaling of these frequencies, or None.
-    rope_layers: Whether each layer has rotary positions, `num_layers` bools; None for all.
+    rope_layers: True for each layer with rotary positions, `num_layers` bools; None for all.
     sliding: Layers with a sliding window, or None.
     query_scalar: Queries are scaled by its inverse square root; None for `head_dim`.
     attention_cap: Attention scores are `cap * tanh(scores / cap)`; None for no cap.
@@ -123,8 +123,8 @@ class ModelConfig:
       )
     if self.num_adapters != 1 and (self.num_adapters < 1 or not self.lora_rank):
       raise ValueError(
-        f'num_adapters={self.num_adapters} with lora_rank={self.lora_rank}: there is at least one, '
-        'and several need a rank above 0.'
+        f'num_adapters={self.num_adapters} with lora_rank={self.lora_rank}: must be at least 1, '
+        'and 1 without a rank above 0.'
       )
 
   @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Parameter(NamedTuple):
-  """Names one parameter.
+  """Name and axes of one parameter.
 
   Attributes:
     ours: Path in the parameter tree, joined by '/'.
@@ -106,10 +106,10 @@ class Family:
       Llama's are used iff they are listed.
     defaults: Values that transformers assumes for fields missing in config.json. Of `OPTIONAL`
       fields those listed are read, the others refused.
-    fixed: Fields of config.json with the only value that is computed; written on export.
+    fixed: Fields of config.json with the only supported value; written on export.
     refused: Further fields of config.json that must be absent or false.
     windows: Layers with a sliding window: 'none', 'all' (if the file has a width), or 'some'.
-    width: Field of config.json with the width of the MLP, in a mixture of one expert.
+    width: Field of config.json with the width of the MLP; in a mixture, that of one expert.
     activation: Activation of the gated MLP, 'silu' or 'gelu_tanh'.
     norm_offset: Norms multiply by `weight + norm_offset`.
     scaled_embeddings: Whether embeddings are multiplied by the square root of their width.

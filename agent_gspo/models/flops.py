@@ -6,9 +6,9 @@ from agent_gspo.models.config import ModelConfig
 
 
 def body_weights(config: ModelConfig) -> int:
-  """Returns the weights of the blocks that a token is multiplied by (no embedding, no LM head).
+  """Counts the weights in matrix products of a token (no embedding, no LM head).
 
-  Of a mixture these are the router and the experts of the token, not all that are stored.
+  In a mixture these are the router and the experts of the token, not all stored experts.
   """
   heads = config.num_heads * config.head_dim
   attention = config.embed_dim * (2 * heads + 2 * config.num_kv_heads * config.head_dim)

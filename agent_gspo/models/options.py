@@ -42,6 +42,6 @@ class ModelOptions(Section, name='model'):
       raise ValueError(f'{keeps} needs model.remat=True; without it nothing is computed again.')
     if self.attention in ('reference', 'gpu'):
       raise ValueError(
-        f'{keeps} is of attention by blocks; model.attention={self.attention!r} is not. Use '
+        f'{keeps} needs attention by blocks; model.attention={self.attention!r} has none. Use '
         "'auto', or remat_keeps='nothing'."
       )

@@ -26,8 +26,7 @@ from agent_gspo.sharding.placement import AXES, ROWS, Placement, by_process, own
 
 _READERS = 4  # threads
 
-# End of a parameter's path -> mesh axis for each of its last axes. Other parameters (norms) are
-# replicated.
+# Suffix of a parameter's path -> mesh axes of its last axes. Others (norms) are replicated.
 _RULES = tuple(
   (re.compile(rf'(?:^|/)(?:{path})$'), axes)
   for path, axes in (
@@ -71,7 +70,7 @@ def parameter_spec(
 
 
 def shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """Returns the sharding of each array of a tree (shapes are enough), None without a mesh."""
+  """Returns the sharding of each array or shape of a tree; None without a mesh."""
   if placement.mesh is None:
     return None
   mesh = placement.mesh
@@ -115,7 +114,7 @@ def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
 def shapes(
   make: Callable[[Any], Any], params: Any, config: ModelConfig, placement: Placement
 ) -> Any:
-  """Returns the outputs of `make(params)` as sharded `jax.ShapeDtypeStruct`s, without memory."""
+  """Returns the outputs of `make(params)` as sharded `jax.ShapeDtypeStruct`s, by `eval_shape`."""
   shape = lambda x, where=None: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
   made = jax.eval_shape(make, jax.tree.map(shape, params))
   where = shardings(made, config, placement)
@@ -125,17 +124,17 @@ def shapes(
 
 
 def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
-  """Returns parameters on this process's own devices, `own`, from those of all processes.
+  """Returns all parameters on this process's own devices, `own`, from those of all processes.
 
-  Each process gets all parameters. Arrays that span processes are gathered over the devices of each
-  that hold a part; then arrays move from device to device, shards already in place do not.
+  Arrays that span processes are first gathered over the devices of each process; then arrays move
+  from device to device, except for shards already in place.
   """
   local = jax.tree_util.tree_map_with_path(functools.partial(_within_process, config), tree)
   return place(jax.tree.map(functools.partial(_as_cut, own), local), config, own)
 
 
 def _within_process(config: ModelConfig, path: tuple[Any, ...], x: Any) -> Any:
-  """Gathers an array that spans processes on the devices of each; others pass."""
+  """Gathers an array that spans processes on the devices of each; returns others unchanged."""
   if not isinstance(x, jax.Array) or x.is_fully_addressable:
     return x
   whole = cast(Mesh, cast(NamedSharding, x.sharding).mesh)
@@ -149,7 +148,7 @@ def _within_process(config: ModelConfig, path: tuple[Any, ...], x: Any) -> Any:
 
 
 def _as_cut(own: Placement, x: Any) -> Any:
-  """Gathers an array on its devices along axes that `own` does not shard; others pass.
+  """Gathers an array on its devices along axes that `own` does not shard alike.
 
   Between meshes JAX copies equal shards from device to device, and other arrays through the host.
   """
@@ -199,11 +198,11 @@ def layout(
 
 
 def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-  """Yields path suffix and shape of each kernel and adapter; repeats them for every layer."""
+  """Yields path suffix and shape of each kernel and adapter, of every layer."""
   stack = (config.num_adapters,) if config.num_adapters > 1 else ()
   for name in tensor_names.table(config):
     *_, module, kind = name.ours.split('/')
-    if kind != 'kernel' or module == 'lm_head':  # the head is computed by rows
+    if kind != 'kernel' or module == 'lm_head':  # `ops.lm_head` handles the head
       continue
     yield f'{module}/kernel', name.shape
     if config.lora_rank and not (config.spec.is_mixture and '/mlp/' in name.ours):

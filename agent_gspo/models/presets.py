@@ -1,4 +1,4 @@
-"""Defines shapes of models to train from scratch (`random:<preset>`)."""
+"""Defines architectures of models to train from scratch (`random:<preset>`)."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ PRESETS = {
   'tiny': _preset(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
   'small': _preset(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
 }
-"""Shapes by name; `vocab_size` is 0 and set from the tokenizer."""
+"""Architectures by name; `vocab_size` is 0 and set from the tokenizer."""

@@ -28,7 +28,7 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> np.ndarray:
 
 
 def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-  """Divides low frequencies by `factor`, keeps high ones and blends the band in between."""
+  """Divides low frequencies `[head_dim / 2]` by `factor`, keeps high ones, blends those between."""
   wavelength = 2 * np.pi / freqs
   old = scaling.original_max_positions
   blend = (old / wavelength - scaling.low_freq_factor) / (
@@ -46,7 +46,7 @@ def rotation(freqs: np.ndarray, positions: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates heads `x`, float32 `[B, T, heads, head_dim]`."""
+  """Rotates heads `x`, float32 `[B, T, heads, head_dim]`, by the results of `rotation`."""
   first, second = jnp.split(x, 2, axis=-1)
   turned = jnp.concatenate([-second, first], axis=-1)
   return x * cos + turned * sin

@@ -33,7 +33,7 @@ KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 """One `(keys, values)` per layer, each `[B, num_kv_heads, S, head_dim]`."""
 
 ROUTING = 'routing'
-"""Collection of variables that mixtures of experts sow."""
+"""Flax collection into which mixtures of experts sow."""
 
 # Std 1 / sqrt(inputs): models trained from scratch here are small, and the customary 0.02
 # would make their initial residual stream an order of magnitude too small.
@@ -63,7 +63,7 @@ class Layout:
     weights: Shardings of kernels and adapters, as stored and as used, by path suffix (`q/kernel`);
       empty where both are the same. Weights are all-gathered in the operand dtype once per layer
       and pass; their gradients have the sharding of the backward pass.
-    waits: Whether the all-gather waits for the other operand; else it begins with the block
+    waits: Whether the all-gather waits for the other operand; else it starts with the block
       before, so that communication overlaps computation. Without either barrier the compiler
       gathers ahead until memory is full.
     heads: Spec of queries, keys and values `[B, K, ...]`, the mesh (None: that of the enclosing
@@ -108,7 +108,7 @@ class Layout:
     )
 
   def by_experts(self, mixture: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., Any]:
-    """Wraps `mixture(x, experts, router, gate, up, down)`; the others have no rows `[B, ...]`."""
+    """Wraps `mixture(x, experts, router, gate, up, down)`, of which `x` and `experts` have rows."""
     if self.experts is None:
       return mixture
     rows, width, mesh, axes = self.experts
@@ -277,7 +277,7 @@ class Kernel(nn.Module):
 
 
 class Mixture(nn.Module):
-  """Mixture of gated MLPs, of which each token goes through `experts_per_token`.
+  """Mixture of gated MLPs (experts); each token is routed to `experts_per_token`.
 
   Sows the experts that the router chooses, int32 `[B, T, k]`, and the probabilities of all, float32
   `[B, T, E]`, as `experts` and `probabilities` of the collection `ROUTING`. Tokens go through the
@@ -450,7 +450,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
   return variables['params']
 
 
-@functools.partial(jax.jit, static_argnums=0)  # XLA drops the other parameters: none is drawn
+@functools.partial(jax.jit, static_argnums=0)  # XLA removes the draws of other parameters
 def init_adapters(config: ModelConfig, key: jax.Array) -> dict[tuple[str, ...], jax.Array]:
   """Returns the adapters of `init_params`, a flat dict by path."""
   flat = flax.traverse_util.flatten_dict(init_params(config, key))
@@ -458,7 +458,7 @@ def init_adapters(config: ModelConfig, key: jax.Array) -> dict[tuple[str, ...], 
 
 
 def routing(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Stacks what the mixtures of a model sowed, by layer; {} for a dense model.
+  """Stacks the sown values of a model's mixtures by layer; {} for a dense model.
 
   Returns:
     `experts` of each token, int32 `[B, T, num_layers, k]`, and `probabilities` of all experts,

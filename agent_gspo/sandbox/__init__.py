@@ -1,12 +1,12 @@
-"""Runs model-written Python in a confined process of its own.
+"""Runs model-written Python code in a sandboxed process.
 
-Each program is one process (`child`) which confines itself before it runs:
+Each program is one process (`child`), which confines itself before it runs the code:
 
-- seccomp: a list of allowed system calls. No socket, process, thread, program or signal
-  can be made, so killing the one process ends everything.
+- seccomp: a list of allowed system calls. It cannot create sockets, processes or threads, run
+  programs or send signals, so killing the process ends everything.
 - Landlock: files are written in a scratch folder only, and read there, in the folders of
   Python's standard library and in the system's libraries; not in the home folder or /proc.
-  No file there loses its name, so the sum of sizes is all the disk space of a program.
+  Files cannot be removed or renamed, so the sum of their sizes is the disk space of a program.
 - resource limits on processor time, memory, file size and open files; here, limits on
   wall time, idle time, output and the size of the scratch folder.
 - no capabilities and no new privileges (root becomes powerless), an empty environment,
@@ -14,10 +14,10 @@ Each program is one process (`child`) which confines itself before it runs:
 
 No root is needed. A layer that the kernel does not have is an error, never skipped.
 
-What remains: a program sees whether a path exists and the metadata of files (`stat`), the
-time and the machine's name; it can use its share of processor, memory and disk up to
-the limits, of the disk also what it writes in the 0.1 s between two looks; a hole in the
-kernel's allowed calls is a hole here.
+Not prevented: a program sees whether a path exists, the metadata of files (`stat`), the time and
+the machine's name; it can use processor, memory and disk up to the limits, and beyond them the
+disk space that it writes in the 0.1 s between two checks; a kernel bug in an allowed call is a
+bug here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Outcome:
     returncode: Exit status; minus the number of the signal that killed it.
     stopped: Limit that ended it ('wall time', 'idle', 'output', 'files', 'cpu time'), or ''.
     stdout: Standard output, up to the limit.
-    stderr: Standard error of it and its peer, up to the limit.
+    stderr: Standard error of the program and its peer, up to the limit.
   """
 
   returncode: int
@@ -74,8 +74,8 @@ def run_tests(
   """Runs tests against a function of a program that cannot see them.
 
   Solution and tests are two sandboxed processes; arguments and results travel between
-  them as plain data. The outcome is that of the tests, whose exit status no trick of the
-  solution reaches: it passes only by giving the right results.
+  them as plain data. The outcome is that of the tests, whose exit status the solution cannot
+  change: it passes only by returning the right results.
 
   Args:
     solution: Program that defines the function `name`.
@@ -141,6 +141,6 @@ def _peers(count: int) -> Iterator[list[tuple[int, int]]]:
   (read_a, write_b), (read_b, write_a) = os.pipe(), os.pipe()
   try:
     yield [(read_a, write_a), (read_b, write_b)]
-  finally:  # Open here, they would keep one program waiting for another that has ended.
+  finally:  # If they stayed open here, a program would wait for a peer that has ended.
     for end in (read_a, write_a, read_b, write_b):
       os.close(end)

@@ -2,8 +2,8 @@
 
 The text of this file runs inside the sandbox, once beside the solution (`serve`) and once
 beside its tests (`examine`); it imports nothing but the standard library. The tests never
-share a process with the solution: it can neither see nor change them, and what comes
-back is rebuilt from plain types, so an object that claims to equal everything cannot pass.
+share a process with the solution, which can neither see nor change them. Results are rebuilt
+from plain types, so that an object whose `__eq__` is always true cannot pass.
 """
 
 import io
@@ -70,7 +70,7 @@ def _exactly(descriptor, size):
   while size:
     part = os.read(descriptor, size)
     if not part:
-      raise EOFError('the solution ended before it was asked everything')
+      raise EOFError('the solution ended before it answered all calls')
     parts.append(part)
     size -= len(part)
   return b''.join(parts)

@@ -58,7 +58,7 @@ def _limits(spec) -> None:
 
 def _no_privileges(spec) -> None:
   with open('/proc/self/oom_score_adj', 'w') as file:
-    file.write('1000')  # If memory runs out, this process goes before any other.
+    file.write('1000')  # If memory runs out, the kernel kills this process first.
   _prctl(_SET_NO_NEW_PRIVILEGES, 1)
   header = ctypes.create_string_buffer(struct.pack('<Ii', 0x20080522, 0))
   none = ctypes.create_string_buffer(24)

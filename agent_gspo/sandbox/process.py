@@ -1,4 +1,4 @@
-"""Starts, watches and ends one sandboxed process."""
+"""Starts, monitors and kills sandboxed processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SYSTEM_PATHS = (
 
 
 class SandboxUnavailableError(RuntimeError):
-  """Error: a layer of protection is missing on this machine, so nothing was run."""
+  """Error: this machine lacks a layer of protection, so nothing was run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Process:
       found = self.stderr().decode(errors='replace')
       reason = json.loads(text)['error'] if text else f'the process died early: {found}'
       raise SandboxUnavailableError(
-        f'model-written code cannot be locked in here ({reason}). Remedy: Linux 5.13 or later '
+        f'model-written code cannot be sandboxed here ({reason}). Remedy: Linux 5.13 or later '
         'with Landlock (`landlock` in /sys/kernel/security/lsm) and seccomp; in a container, a '
         'profile that allows the calls landlock_* and prctl(PR_SET_SECCOMP)'
       ) from None
@@ -213,10 +213,10 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
           selector.unregister(key.fd)
       if any(process.printed() > limits.output_bytes for process in processes):
         stopped = 'output'
-      elif not ended and time.monotonic() > next_look:  # Not at each printed byte.
+      elif not ended and time.monotonic() > next_look:  # not after each output
         next_look = time.monotonic() + _TICK_SECONDS
         activity = _activity(processes)
-        # Looks are counted, not seconds: a late look proves nothing about the time before it.
+        # Counts checks, not seconds: a late check proves nothing about the time before it.
         idle_looks = idle_looks + 1 if activity and activity == last_activity else 0
         last_activity = activity
         if idle_looks * _TICK_SECONDS >= limits.idle_seconds:

@@ -5,8 +5,8 @@ Not listed, among others: whatever makes a process, a thread or a socket, runs a
 program, sends a signal, changes owner, mode or limits, makes folders and links, mounts,
 traces, or shares memory.
 
-Nor can a file lose its name (unlink, rename) or have none (O_TMPFILE, memfd_create): while
-open or mapped, it would occupy disk space that cannot be counted.
+Nor can files be unlinked or renamed, or be created without a name (O_TMPFILE, memfd_create):
+while open or mapped, they would use disk space that cannot be counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encodes plain data to bytes and back, bit for bit, for messages between processes.
 
-The bytes hold JSON, then the arrays. Decoding runs no code outside of this module: it creates the
-types below, and records (dataclasses) of modules that are imported already.
+The bytes contain JSON, then the arrays. Decoding runs no code outside of this module: it creates
+the types below, and records (dataclasses) of modules that are imported already.
 """
 
 from __future__ import annotations

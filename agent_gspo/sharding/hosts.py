@@ -2,7 +2,7 @@
 
 Every process runs the same program. `gather` exchanges results of per-process work (episodes,
 grading); `agreed` broadcasts decisions of the first process (which checkpoint there is). Both are
-collectives: all processes must call them in the same order. With one process they are free. They
+collectives: all processes must call them in the same order. With one process they do nothing. They
 run on devices, so only main threads may call them; other threads use `ThreadMeetings`.
 """
 
@@ -110,7 +110,7 @@ def any_of(flag: bool) -> bool:
 def _stacked(own: np.ndarray) -> jax.Array:
   """Returns the arrays of all processes as one, `[processes, ...]`.
 
-  Each is on the first device of its process, since the last ones may be sampling (`mesh.actors`).
+  Uses the first device of each process, since the last ones may be sampling (`mesh.actors`).
   """
   first = Mesh(by_process(jax.devices())[:, 0], 'process')
   sharding = NamedSharding(first, PartitionSpec('process'))

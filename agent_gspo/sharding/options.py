@@ -15,8 +15,8 @@ class MeshOptions(Section, name='mesh'):
     data: Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
     fsdp: FSDP: shards rows and parameters.
     tensor: Tensor parallelism: shards heads, MLP width and vocabulary.
-    actors: Devices that only sample, with `rollout.ahead`: the last ones of each process. The axes
-      share out the others, which learn; actors keep `fsdp` and `tensor` if these divide them.
+    actors: Devices of each process, the last ones, that only sample (`rollout.ahead`). The axes
+      are sizes over the others, which learn; actors use `fsdp` and `tensor` if these divide them.
   """
 
   data: int = option(1, least=-1, most=2**16)

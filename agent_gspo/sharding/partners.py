@@ -35,7 +35,7 @@ _met: Partners | None = None  # this process's connections
 
 
 class PartnerError(ValueError):
-  """The run cannot start or continue with the processes that have connected."""
+  """Error: the run cannot start or continue with the connected processes."""
 
 
 class Partners:
@@ -58,7 +58,7 @@ class Partners:
     Afterwards a thread watches them, and ends this process if another one fails.
 
     Args:
-      facts: Nested plain data; must be the same in all processes.
+      facts: Nested plain data, which must be the same in all processes.
       seconds: Timeout for missing processes.
       problem: Reason why this process cannot take part, sent to the others within a few seconds.
 
@@ -90,7 +90,7 @@ class Partners:
       self._outlast()
 
   def cause(self) -> str:
-    """Returns the message of the process whose end preceded this one's failure, '' if none did."""
+    """Returns the message of the process that ended before this one failed, '' if none did."""
     self._end_heard.wait(_QUIET_SECONDS)
     return self._first_end
 
@@ -236,7 +236,7 @@ class Partners:
         threading.Thread(target=self._end, args=(grace,), daemon=True).start()
 
   def _end(self, grace: float) -> None:
-    # All may fail alike, each with its own error message.
+    # If all processes fail alike, each prints its own error.
     if self._failed.wait(grace):
       return
     self._failed.set()

@@ -26,12 +26,12 @@ ROWS = ('data', 'fsdp')
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """A mesh with the axes `AXES`; the compiler inserts sums over devices.
+  """Mesh with the axes `AXES`; the compiler inserts collectives over devices.
 
   Attributes:
     mesh: Mesh of devices; None leaves everything on the default device.
-    turn: Held by a thread while its programs span these devices, where several threads have such
-      programs: started in different orders on two devices, they would wait for each other.
+    turn: Lock for threads whose programs span these devices: programs of two threads that start in
+      different orders on two devices would deadlock. No lock without actors.
   """
 
   mesh: Mesh | None = None
@@ -76,8 +76,8 @@ class Placement:
   def one_device(self) -> SingleDeviceSharding | None:
     """Returns the sharding of arrays without a mesh, on the first device; None with a mesh.
 
-    All that programs keep is committed to it, as restored arrays are: a program is compiled once
-    more for arguments that are not.
+    State is committed to it, as restored arrays are: with uncommitted arguments a program would be
+    compiled again.
     """
     return SingleDeviceSharding(jax.local_devices()[0]) if self.mesh is None else None
 
@@ -104,7 +104,10 @@ class Placement:
     part: Callable[[tuple[slice, ...]], np.ndarray],
     sharding: NamedSharding | None,
   ) -> jax.Array:
-    """Reads an array; each process reads the bounding box of its devices' shards."""
+    """Reads an array of `shape`; each process reads the bounding box of its devices' shards.
+
+    `part` maps one slice per axis to the values there.
+    """
     if sharding is None:
       return jax.device_put(part((slice(None),) * len(shape)))
 
@@ -140,7 +143,7 @@ class Placement:
 
   @property
   def one_replica(self) -> bool:
-    """Returns whether all devices form one replica of the parameters."""
+    """Returns whether gradients are computed for all devices together, not by replica."""
     # With all three axes, TPU's compiler aborts on separate replicas (libtpu 0.0.52).
     return self.cut_by_fsdp and (self.size('data') == 1 or self.size('tensor') > 1)
 
@@ -154,8 +157,8 @@ class Placement:
   def by_replica(self, function: Callable[..., Any], whole: int) -> Callable[..., Any]:
     """Maps `function` over replicas of the parameters, each with its shard of the rows.
 
-    The compiler exchanges nothing between replicas; within one it shards arrays over `fsdp` and
-    `tensor`.
+    Within a replica the compiler shards arrays over `fsdp` and `tensor`; there is no communication
+    between replicas.
 
     Args:
       function: Function whose results, and arguments after the first `whole`, are sharded along
@@ -298,9 +301,9 @@ def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
   """Gathers an array along the mesh axes of `spec` (all-gather)."""
   for i, axis in enumerate(spec):
     if axis is not None:
-      # Stacked in front of the sharded axis, itself in front: gradients are scattered outside of
-      # TPU tiles, and no part of a row is padded to 128 lanes. Without the layout, which holds for
-      # the gradient as well, the compiler may transpose, and so pad, the whole gradient.
+      # The sharded axis comes first, and parts are stacked before it: the reduce-scatter of
+      # gradients then splits no TPU tile, and rows are not padded to 128 lanes. Without the layout
+      # (also of the gradient) the compiler may transpose, and so pad, the whole gradient.
       part = jnp.moveaxis(part, i, 0)
       part = layout.with_layout_constraint(part, layout.Layout(tuple(range(part.ndim))))
       parts = jax.lax.all_gather(part, axis)  # [devices, size of a part, ...]

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Locates one of several processes."""
+  """Index of one of several processes, and how to reach process 0."""
 
   coordinator: str  # `host:port` of process 0
   processes: int  # number of processes
   index: int  # index of this process
-  local_devices: tuple[int, ...] | None = None  # device ids it may use; None: all of its host
+  local_devices: tuple[int, ...] | None = None  # device ids to use; None: all of its host
 
   @property
   def host_and_port(self) -> tuple[str, int]:

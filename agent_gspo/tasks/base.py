@@ -25,8 +25,8 @@ class Task(abc.ABC):
     name: Name for `make_task`.
     converse: Own episode of the task, a generator function of a `teams.conversation.Conversation`;
       None for the turns of the team's topology.
-    threads: Number of own episodes of a rollout that go on at a time between two layers; more than
-      1 where they wait for something, such as a web page. Their code must then be safe in threads.
+    threads: Episodes of a rollout with `converse` that run concurrently between two layers; above 1
+      if they wait for something, such as a web page. Their code must then be thread-safe.
     graders: Names of the available graders, that of `score` first; empty if there is only one.
       Scores of the others are reported in addition (`graded_by`).
   """
@@ -73,7 +73,7 @@ class Task(abc.ABC):
     return question.note(agent)
 
   def story(self, question: Question) -> str:
-    """Returns what all versions of a training question share; SFT holds out all or none of them."""
+    """Returns a key shared by all versions of a training question; SFT holds out all or none."""
     return question.story or question.id
 
   def kind(self, question: Question) -> str:
@@ -150,12 +150,12 @@ def demonstrated(task: Task, share: float) -> Sequence[Question]:
 
 
 def note_holders(questions: Sequence[Question]) -> int:
-  """Returns the most notes of a question, see `drawn_already`."""
+  """Returns the largest number of notes of a question, see `drawn_already`."""
   return max(len(question.notes) for question in drawn_already(questions))
 
 
 def drawn_already(questions: Sequence[Question]) -> Sequence[Question]:
-  """Returns the questions; of a generated split the first one, which has notes as all have."""
+  """Returns the questions; of a generated split only the first, as all have as many notes."""
   return questions if isinstance(questions, list | tuple) else questions[:1]
 
 
@@ -177,8 +177,8 @@ def digest(questions: Sequence[Question]) -> str:
 def _parted(task: Task, share: float) -> tuple[Sequence[Question], Sequence[Question]]:
   """Returns the training questions of SFT and those of RL, all of them for both if `share` is 0.
 
-  Stories (`Task.story`) are drawn, equally in all runs. Of a generated split the last questions
-  are held out: they are alike, and building all of them takes minutes.
+  The split is random by story (`Task.story`), the same in all runs. Of a generated split the last
+  questions are held out: they are alike, and building all of them takes minutes.
   """
   questions = task.questions('train')
   if not share:

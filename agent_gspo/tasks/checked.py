@@ -21,7 +21,7 @@ _WHERE = '_called_in_messages'
 
 
 class Task(Protocol):
-  """Declares what is checked of a `base.Task`, whose module imports this one."""
+  """Declares the checked methods of a `base.Task`, whose module imports this one."""
 
   name: str
   graders: Sequence[str]
@@ -53,7 +53,7 @@ def scores(task: Task, questions: Sequence[Question], answers: Sequence[str]) ->
   """Returns the task's score of each answer, in `[0, 1]`.
 
   Raises:
-    PluginError: if the verifier fails, returns too few scores or one that is not a number in
+    PluginError: if the verifier fails, or does not return as many scores as answers, numbers in
       `[0, 1]`; names the task, the question and the value.
   """
   returned = call(task, 'score_all', task.score_all, questions, answers)
@@ -78,13 +78,13 @@ def _score(task: Task, what: str, value: Any) -> float:
   try:
     plain = value.item() if hasattr(value, 'item') and not value.ndim else value
     number = math.nan if isinstance(plain, str | bytes) or hasattr(plain, 'ndim') else float(plain)
-  except Exception:  # None, a complex number, one too large, a deleted array
+  except Exception:  # such as None, a complex or too large number, a deleted array
     number = math.nan
   if not -_ROUNDING <= number <= 1 + _ROUNDING:
     raise plugins.PluginError(
       f'{name_of(task)}: {what} is {shown(value)}; must be a number in [0, 1].'
     )
-  return 1.0 if number >= 1 - _ROUNDING else max(number, 0.0)  # gates ask for 1
+  return 1.0 if number >= 1 - _ROUNDING else max(number, 0.0)  # gates compare with 1
 
 
 def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
@@ -124,7 +124,7 @@ def _checked(where: str, place: int, question: Any) -> Question:
   flags = lambda found: isinstance(found, list | tuple) and not set(found) - {True, False}
   for fields, fits, must in (
     (('text', 'answer', 'derivation', 'story'), is_text, 'a text'),
-    (('id',), lambda found: is_text(found) and found, 'a text of its own'),
+    (('id',), lambda found: is_text(found) and found, 'a unique text'),
     (('notes', 'documents'), texts, 'a tuple of texts'),
     (('relevant',), flags, 'a tuple of True and False'),
   ):
@@ -144,7 +144,7 @@ _words = (
 
 
 def _are_forms(found: Any) -> bool:
-  """Returns whether gold answers are pairs: not a text, of which two characters would be one."""
+  """Returns whether gold answers are pairs of texts; a text of two characters is not a pair."""
   pair = lambda form: isinstance(form, list | tuple) and len(form) == 2 and all(map(is_text, form))
   return not isinstance(found, str | Mapping) and all(map(pair, found))
 

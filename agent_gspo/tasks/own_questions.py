@@ -1,4 +1,4 @@
-"""Makes a task of the user's own questions: a JSONL or CSV file, or a Hugging Face data set."""
+"""Defines a task of the user's own questions: a JSONL or CSV file, or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class OwnQuestions(base.Task):
   notes: Private notes of the first agents, a list; in CSV one column each: note1, note2, ...
     Optional.
   relevant: Relevance of each note, a list of true and false; in CSV relevant1, ... with 1 and
-    0. Optional; without it silence rates are not told apart.
-  documents: Texts that the tool `retriever` searches, a list; only in JSONL. Optional.
+    0. Optional; without it there are no silence rates by relevance.
+  documents: Texts that the tool `retriever` searches, a list; not in CSV. Optional.
   split: train, validation or test. Without it a tenth of the questions each is for validation and
-    test, drawn by their text.
-  id: Name of the question; else its line.
+    test, by a hash of text and notes.
+  id: Name of the question; by default the number of its line or row.
   """
 
   name = 'questions'
@@ -99,7 +99,7 @@ class OwnQuestions(base.Task):
     silence_probability: float,
     **unused_probabilities: float,
   ) -> str:
-    """Returns an agent's note, '' for some irrelevant ones; the gold answer of the others."""
+    """Returns the note of an informant, '' for a share of irrelevant ones; else the gold answer."""
     del delivered
     if agent >= self._holders:
       return question.answer
@@ -108,7 +108,7 @@ class OwnQuestions(base.Task):
     return note if needed or rng.random() >= silence_probability else ''
 
   def vocabulary(self) -> list[str]:
-    """Returns all words of the file, for a model without a tokenizer of its own."""
+    """Returns all words of the questions, for a model without a tokenizer of its own."""
     texts = [text for q in self._every for text in (q.text, q.answer, *q.notes, *q.documents)]
     return sorted({word for text in texts for word in text.split()})
 
@@ -181,8 +181,8 @@ def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]
   """Yields place, id and fields of each question.
 
   Args:
-    file: A JSONL or CSV file; or `hf:OWNER/NAME[:CONFIGURATION]` or `hf:FOLDER`, a data set of
-      Hugging Face. Splits of a data set with several are those of the questions.
+    file: A JSONL or CSV file; or `hf:OWNER/NAME[:CONFIGURATION]` or `hf:FOLDER`, a Hugging Face
+      dataset. If it has several splits, these are the splits of the questions.
     field: Name of the setting, for messages.
 
   Raises:
@@ -239,7 +239,7 @@ def _of_data_set(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str,
   except (OSError, ValueError) as error:
     raise FileNotFoundError(
       f'{field}={file!r}: the data set was not loaded ({error}); must be hf:OWNER/NAME, with '
-      ':CONFIGURATION behind it where it has several.'
+      ':CONFIGURATION after it if it has several.'
     ) from error
   for split, rows in found.items():
     for number, row in enumerate(rows):
@@ -273,7 +273,7 @@ def _numbered(fields: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _check_numbered(file: str, columns: Sequence[str]) -> None:
-  """Raises ValueError if note3 or relevant3 stands without note2 or relevant2."""
+  """Raises ValueError if a column is skipped, as with note3 but no note2."""
   for name in ('note', 'relevant'):
     numbers = {int(x.removeprefix(name)) for x in columns if re.fullmatch(rf'{name}[1-9]\d*', x)}
     if missing := set(range(1, len(numbers) + 1)) - numbers:
@@ -291,6 +291,6 @@ def _flags(where: str, texts: Sequence[str]) -> list[bool]:
 
 
 def _drawn(question: Question) -> str:
-  """Returns the split of a question, the same for equal texts in all runs."""
+  """Returns the split of a question by a hash of its text and notes, the same in all runs."""
   place = draws.rng('own questions', question.text, *question.notes).random()
   return 'test' if place < _HELD_OUT else 'validation' if place < 2 * _HELD_OUT else 'train'

@@ -1,8 +1,8 @@
-"""Makes a task of a generator of the library reasoning-gym, extra `reasoning_gym`.
+"""Defines a task of a generator of the library reasoning-gym, extra `reasoning_gym`.
 
-The library's scorers have traps (version 0.1.25): they pay parts of a point for text that contains
+The library's scorers have pitfalls (version 0.1.25): they give partial credit to text that contains
 the answer, some give any text, "0" or "nan" a full point, one reads "-3" as 3, one raises on text
-that is no number, and few read "The answer is X". So the answer is extracted here, and only a full
+that is no number, and few parse "The answer is X". So the answer is extracted here, and only a full
 point counts.
 """
 

@@ -30,21 +30,20 @@ from agent_gspo.workdir import disk, records, step_folders
 
 State = TypeVar('State')
 
-# Timeout of processes for each other's part of a checkpoint; a dead process ends the others much
-# earlier.
+# Timeout for other processes' parts of a checkpoint; a dead process ends the others much earlier.
 _PATIENCE_SECONDS = 4 * 3600
-_LARGEST_COPY = 1 << 28  # bytes of a state on CPUs that is copied, to be written in the background
+_LARGEST_COPY = 1 << 28  # largest state on CPUs, bytes, that is copied and written in background
 
 
 class Checkpoints:
-  """The checkpoints of one run.
+  """Checkpoints of one run.
 
   Attributes:
     directory: Folder of the checkpoints.
     latest_step: Step of the newest intact checkpoint on disk, None if there is none.
-    taken_step: Step of the newest save, which may still be under way; None if there is none.
+    taken_step: Step of the newest save, which may be in flight; None if there is none.
     damaged: Damage of each newer checkpoint, by step.
-    changes: Config changes mid-run, oldest first: `step` (finished before), `field`, `old` and
+    changes: Config changes mid-run, oldest first: `step` (finished steps), `field`, `old` and
       `new` value.
   """
 
@@ -109,8 +108,8 @@ class Checkpoints:
       rollouts: Encoded rollouts by name, b'' for none.
 
     Raises:
-      WriteError: The previous save, or what is written of this one before the call returns, could
-        not be written; earlier checkpoints are intact.
+      WriteError: The previous save, or the part of this one before the call returns, could not be
+        written; earlier checkpoints are intact.
     """
     step = int(state.step)
     if step == self.taken_step:
@@ -219,7 +218,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """Locates a checkpoint, for other uses than resuming."""
+  """Location and config of a checkpoint, for other uses than resuming."""
 
   folder: pathlib.Path
   step: int  # finished steps
@@ -373,7 +372,7 @@ def _orbax(
   sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
   with make() as orbax:
     yield orbax
-  sys.unraisablehook = shown  # after an error the hook stays, for other writes
+  sys.unraisablehook = shown  # not restored after an error, as writers may still be running
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:

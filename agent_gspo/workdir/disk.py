@@ -18,7 +18,7 @@ def folder(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns the path of a folder, with `~` as the home folder.
 
   Raises:
-    ValueError: The path is an address, such as gs://bucket/run; begins with `name`, if any.
+    ValueError: The path is an address, such as gs://bucket/run; the message has `name`, if any.
   """
   text = os.fspath(path)
   if re.match(r'(?!hf:)\w+:/', text):  # pathlib makes gs:/ of gs://
@@ -31,7 +31,7 @@ def folder(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
 
 @contextlib.contextmanager
 def writing(what: object, folder: object = None) -> Iterator[None]:
-  """Turns disk errors within the block into `WriteError`s; other errors pass."""
+  """Converts disk errors within the block into `WriteError`s; other errors are unchanged."""
   try:
     yield
   except WriteError:
@@ -62,9 +62,9 @@ def own(path: str, flags: int) -> int:
 
 
 class Appender:
-  """An unbuffered append-only file; data is with the system when `append` returns.
+  """Unbuffered append-only file; data is in the kernel when `append` returns.
 
-  A buffer would leave data to be written later if the disk is full.
+  With a buffer, errors of a full disk would come later.
   """
 
   def __init__(self, path: pathlib.Path):

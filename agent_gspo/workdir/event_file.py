@@ -1,6 +1,6 @@
 """Writes TensorBoard's event file, without buffering.
 
-tensorboardX writes in a thread; on a full disk this thread ends, and the run waits for it forever.
+tensorboardX writes in a thread; on a full disk this thread dies, and the run waits forever.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agent_gspo.workdir import disk
 
 
 class EventFile:
-  """A new event file in a folder; each record is in the file when its call returns."""
+  """New event file in a folder; each record is in the file when its call returns."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
     """Opens the file; TensorBoard hides events of earlier files from `purge_step` on."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = time.time_ns()  # in seconds, the usual unit, names of a resumed run may collide
+    now = time.time_ns()  # in seconds, as is usual, the names of a quick restart may collide
     name = f'events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now:020d}'
     self._file = disk.Appender(folder / name)
     self._write(file_version='brain.Event:2')

@@ -146,7 +146,7 @@ def _filter(path: PathLike, kept: Callable[[bytes], bool]) -> None:
 
 
 def drop_half_line(path: PathLike) -> None:
-  """Truncates the file after its last line end, so that the next record starts a line."""
+  """Truncates an incomplete last line, so that the next record starts a line."""
   try:
     file = open(path, 'rb+', opener=disk.own)
   except FileNotFoundError:

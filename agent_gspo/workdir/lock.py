@@ -17,7 +17,7 @@ FILE = 'lock'
 
 
 class FolderInUseError(OSError):
-  """Another process writes to this folder."""
+  """Error: another process writes to this folder."""
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ SFT step, if any), `starts.jsonl` (one object per start of the command: step, pa
 devices), `report.html`, `checkpoints/` and `tensorboard/`; and `done` once the run
 has ended.
 
-Files may come from another version, another program or a damaged disk. What is read can be
-displayed; other lines are left out, see `odd_field`.
+Files may come from another version, another program or a damaged disk. Lines that cannot be
+displayed are left out, see `odd_field`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STARTS = 'starts.jsonl'
 # Of launch/evaluate.py --out.
 ANSWERS, RESULT, FINGERPRINT = 'results.jsonl', 'result.json', 'evaluation.json'
 TEAM = 'team.json'  # of an exported team
-# Files of folders that are no workdir; a run would overwrite the config.json of a model.
+# Files of folders that are not workdirs; a run would overwrite the config.json of a model.
 OTHERS = {
   'an evaluation': (FINGERPRINT, ANSWERS),
   'an exported team or a model': (TEAM, '*.safetensors'),
 }
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
-# Holds the steps of a finished run; absent while it runs.
+# File with the steps of a finished run; absent before its end.
 DONE = 'done'
 # Prefix of accuracy by another grader, before its name.
 GRADED = 'task/accuracy_by_'
@@ -79,8 +79,8 @@ def _plain(value: Any, depth: int = _DEPTH) -> bool:
   return isinstance(value, str | bool) or _number_or_none(value)
 
 
-# The fields that readers of a line rely on, by file: a type or a predicate, a list of such (or
-# None), a list of fixed length as a tuple, or an object with its fields. Others must be plain.
+# Fields that readers of a line need, by file: a type or a predicate, a list of these (or None), a
+# list of fixed length as a tuple, or an object with its fields. Others must be plain.
 _STEP = {'step': _number}
 _EDGE = {
   **dict.fromkeys(('author', 'reader'), str),
@@ -115,7 +115,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = {
 
 
 def odd_field(file: str, record: Mapping[str, Any]) -> str:
-  """Returns the first field of a line that no run writes, '' if there is none."""
+  """Returns the first field of a record that violates the schema, '' if there is none."""
   fields = SCHEMA[file]
   fits = lambda name: _fits(record.get(name), fields.get(name, _plain))
   return next((name for name in {**fields, **record} if not fits(name)), '')
@@ -154,7 +154,7 @@ def as_text(transcript: Mapping[str, Any]) -> str:
 
 
 def told(terms: Terms | None, label: str = 'trained') -> str:
-  """Returns the label of an evaluation under a price or a budget; `label` is the team's own."""
+  """Returns the label of an evaluation, with the price or budget if `terms` has one."""
   return f'{label}, {terms.kind} {terms.value:g}' if terms else label
 
 
@@ -172,7 +172,7 @@ def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Holds the records of one workdir."""
+  """Records of one workdir."""
 
   name: str  # short and unique among the runs loaded together
   workdir: pathlib.Path
@@ -200,7 +200,7 @@ def is_run(folder: pathlib.Path) -> bool:
 
 
 def load_run(workdir: PathLike, name: str | None = None) -> Run:
-  """Reads the configuration, metrics and evaluations of one workdir.
+  """Reads the configuration, metrics, evaluations and SFT steps of one workdir.
 
   Raises:
     FileNotFoundError: The folder holds neither metrics nor evaluations nor SFT steps.
@@ -240,7 +240,7 @@ def numbered_transcripts(
 
 
 def heads(path: PathLike) -> Iterator[tuple[int, str, str]]:
-  """Yields line number, label and step of the episodes in a file; parses only their heads."""
+  """Yields line number, label and step of the episodes in a file, parsing only these fields."""
   path = pathlib.Path(path)
   if not path.is_file():
     return
@@ -253,10 +253,10 @@ def heads(path: PathLike) -> Iterator[tuple[int, str, str]]:
 
 
 def evaluations_off_frontier(workdir: PathLike) -> int:
-  """Counts the newest evaluations during training that add nothing to the frontier.
+  """Counts the evaluations during training since the last one on the Pareto frontier.
 
-  One adds to the frontier of accuracy and written tokens unless an earlier one has at least its
-  accuracy with at most its tokens. All are of the newest one's questions (see `asks_alike`).
+  One is on the frontier of accuracy and written tokens unless an earlier one has at least its
+  accuracy with at most its tokens. Only those on the newest one's questions count (`asks_alike`).
   """
   during, since = _during(workdir), 0
   alike = [e for e in during if asks_alike(e, during[-1])]
@@ -290,7 +290,7 @@ def _during(workdir: PathLike) -> list[dict[str, Any]]:
 
 
 def _accuracy_and_brevity(record: Mapping[str, Any]) -> tuple[float, float]:
-  """Returns two figures of an evaluation, more is better; minus infinity where one is missing."""
+  """Returns accuracy and minus the written tokens; minus infinity if missing."""
   accuracy, written = (
     finite(record.get(key)) for key in ('task/accuracy', 'tokens/written_per_question')
   )
@@ -308,7 +308,7 @@ def _read(workdir: PathLike, file: str) -> Iterator[dict[str, Any]]:
 def _numbered(
   workdir: PathLike, file: str, schema: str, lines: Collection[int] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields the numbers and records of lines; warns of those that no run writes, left out."""
+  """Yields the numbers and records of lines; warns about lines that violate the schema."""
   path = pathlib.Path(workdir) / file
   left_out: list[str] = []
   for number, record in json_lines.numbered(path, lines):

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 
 SUMS = 'SHA256SUMS'
-UNFINISHED = 'unfinished'  # begins the name of a folder that is written to
+UNFINISHED = 'unfinished'  # prefix of the folder of an unfinished save
 _REMOVED = 'removed'
 
 
@@ -50,7 +50,7 @@ def newest_intact(directory: pathlib.Path) -> tuple[int | None, dict[int, str]]:
     told = '; '.join(f'{step}: {why}' for step, why in damaged.items())
     raise ValueError(
       f'no checkpoint in {directory} is intact ({told}). Put the files back from a copy; or '
-      'remove that folder and begin anew.'
+      'remove that folder and start again.'
     )
   return None, {}
 
@@ -83,14 +83,14 @@ def problem(folder: pathlib.Path) -> str | None:
 def adding(
   folder: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
 ) -> Iterator[pathlib.Path]:
-  """Yields `folder` to write a checkpoint to; after the block it becomes that of `step`.
+  """Yields `folder` for writing a checkpoint; after the block renames it to `step`.
 
   If the block fails, earlier checkpoints are intact. Old ones are removed only after the new one
   is on disk.
 
   Args:
-    folder: Folder that begins with `UNFINISHED`; one for each attempt, since writers of a failed
-      attempt may still be running.
+    folder: Folder whose name begins with `UNFINISHED`; another for each attempt, as writers of a
+      failed attempt may still be running.
     step: Step of the new checkpoint, which must not exist.
     kept: Function from all steps, in rising order and with the new one, to those to keep.
   """
@@ -100,7 +100,7 @@ def adding(
     yield folder
     _seal(folder)
   except BaseException:
-    clean(directory)  # makes room on a full disk
+    clean(directory)  # frees space on a full disk
     raise
   folder.rename(directory / str(step))
   _sync(directory)

@@ -35,7 +35,7 @@ class RunWriter:
   """
 
   def __init__(self, workdir: records.PathLike, *, wandb_project: str = ''):
-    """Opens the files of `workdir` for appending, and removes an incomplete last line.
+    """Creates `workdir` if it does not exist, and truncates incomplete last lines of its files.
 
     Raises:
       ImportError: A project is named, but wandb is not installed.
@@ -154,7 +154,7 @@ class RunWriter:
       plain[_MARK] = marks
     if name not in self._files:
       self._files[name] = disk.Appender(self.workdir / name)
-    # ASCII, since decoded tokens may hold halves of surrogate pairs.
+    # ASCII, since decoded tokens may contain lone surrogates.
     self._files[name].append(json.dumps(plain, allow_nan=False).encode() + b'\n')
     return plain
 
@@ -218,6 +218,6 @@ def _start_wandb(project: str, workdir: pathlib.Path):
     id=id_file.read_text().strip(),
     resume='allow',
   )
-  # W&B's own counter only grows, but a resumed run goes back.
+  # W&B's own counter only grows, but a resumed run may return to an earlier step.
   run.define_metric('*', step_metric='step')
   return run

@@ -1,4 +1,4 @@
-"""The work of `work.py` by this project: a team of one."""
+"""Runs the work of `work.py` with this project: a team of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmarks.peers import work
 
 
 class Words(Task):
-  """Prompts of random words; good answers have even ones."""
+  """Task with prompts of random words; the score of an answer is its share of even words."""
 
   name = 'words'
 
@@ -49,7 +49,7 @@ class Quiet:
 
 
 def main() -> None:
-  """Does the work and reports."""
+  """Runs the work and prints the report."""
   host_memory.keep()  # as all commands do
   options = work.options()
   clock = work.Clock(options)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def model_config(shape: dict[str, int]) -> ModelConfig:
-  """The decoder of one of `work.SHAPES`."""
+  """Returns the decoder of one of `work.SHAPES`."""
   return ModelConfig(
     family='llama',
     vocab_size=work.VOCABULARY,
@@ -123,7 +123,7 @@ def _config(steps: int) -> dict:
   config.team.roles.solver = {'opening': '{question}', 'cue': '', 'separator': work.EOS}
   config.rollout.questions, config.rollout.group_size = work.PROMPTS, work.SAMPLES
   config.objective.clip_low, config.objective.clip_high = work.CLIP_LOW, work.CLIP_HIGH
-  # All prompts are one row, all samples of a question another: what they share is there once.
+  # All prompts share a row, all samples of a question another: shared prefixes are packed once.
   config.sampler.prefill_length = work.PROMPTS * work.PROMPT_TOKENS
   config.sampler.prefill_rows = 1
   config.learner.pack_length = work.PROMPT_TOKENS + work.SAMPLES * work.WRITTEN_TOKENS

@@ -1,4 +1,4 @@
-"""The work of `work.py` by TRL's GRPOTrainer (PyTorch)."""
+"""Runs the work of `work.py` with TRL's GRPOTrainer (PyTorch)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import work
 
 
 class Timed(trl.GRPOTrainer):
-  """With clocks around what the library does."""
+  """GRPOTrainer with timed phases."""
 
   def _generate(self, *arguments, **named):
     return clock.timed('rollout', super()._generate)(*arguments, **named)
@@ -27,7 +27,7 @@ class Timed(trl.GRPOTrainer):
 
 
 class Steps(transformers.TrainerCallback):
-  """Tells the clock when steps end."""
+  """Notifies the clock of the end of steps."""
 
   def on_train_begin(self, *_, **__):
     clock.start()

@@ -1,4 +1,4 @@
-"""The work of `work.py` by Tunix's GRPOLearner (JAX)."""
+"""Runs the work of `work.py` with Tunix's GRPOLearner (JAX)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ model = llama.Llama3(
   ),
   rngs=nnx.Rngs(0),
 )
-# It leaves some matrices at 0, since it expects a checkpoint.
+# Tunix leaves some matrices at 0, since it expects a checkpoint.
 rng = np.random.default_rng(0)
 draw = lambda x: jnp.asarray(rng.normal(0.0, work.INIT_STD, x.shape), jnp.float32)
 nnx.update(model, jax.tree.map(lambda x: draw(x) if x.ndim > 1 else x, nnx.state(model)))

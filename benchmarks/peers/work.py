@@ -1,7 +1,7 @@
-"""One piece of work for several libraries, and the clock that times it.
+"""Defines one piece of work for several libraries, and the clock that times it.
 
 A step: 8 prompts of 64 tokens, 8 completions of exactly 64 tokens for each (temperature 1, the
-whole vocabulary; the id that would end a message lies outside it), a reward on the decoded text,
+whole vocabulary, without a stop token), a reward on the decoded text,
 one AdamW update on GSPO's clipped sequence ratios, float32, no KL term. Random Llama weights.
 Needs the standard library, numpy and tokenizers only: each library brings its own environment.
 """
@@ -32,14 +32,14 @@ HEAD_DIM = 64
 
 
 def parameters(shape: dict[str, int]) -> int:
-  """Number of parameters that every library must come to."""
+  """Returns the number of parameters, which must be the same in every library."""
   width, kv = shape['width'], shape['kv_heads'] * HEAD_DIM
   layer = 2 * width * shape['heads'] * HEAD_DIM + 2 * width * kv + 3 * width * shape['mlp']
   return VOCABULARY * width + shape['layers'] * (layer + 2 * width) + width
 
 
 def backend() -> tokenizers.Tokenizer:
-  """Word `w17` is token 17."""
+  """Returns a word-level tokenizer, in which word `w17` is token 17."""
   words = [*(f'w{i}' for i in range(VOCABULARY)), PAD, EOS]
   found = tokenizers.Tokenizer(
     tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='w0')
@@ -50,19 +50,19 @@ def backend() -> tokenizers.Tokenizer:
 
 
 def questions(steps: int) -> list[str]:
-  """The prompts of all steps, each once."""
+  """Returns the prompts of all steps, each once."""
   drawn = np.random.default_rng(0).integers(0, VOCABULARY, (steps * PROMPTS, PROMPT_TOKENS))
   return [' '.join(f'w{i}' for i in row) for row in drawn]
 
 
 def score(text: str) -> float:
-  """Share of even words."""
+  """Returns the share of even words."""
   words = text.split()
   return sum(int(word[1:]) % 2 == 0 for word in words) / max(len(words), 1)
 
 
 def options() -> argparse.Namespace:
-  """Of a process that does the work."""
+  """Parses the flags of a process that does the work."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--shape', choices=SHAPES, required=True)
   parser.add_argument('--steps', type=int, required=True)
@@ -71,7 +71,7 @@ def options() -> argparse.Namespace:
 
 
 class Clock:
-  """Wall and processor seconds of the phases of each step."""
+  """Records wall and processor seconds of the phases of each step."""
 
   def __init__(self, options: argparse.Namespace):
     self.options = options
@@ -81,11 +81,11 @@ class Clock:
     self._begin = _now()
 
   def start(self) -> None:
-    """The first step begins."""
+    """Starts the first step."""
     self._begin = _now()
 
   def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, its time added to a phase."""
+    """Wraps a function so that its time is added to a phase."""
 
     def wrapped(*arguments, **named):
       begin = _now()
@@ -97,7 +97,7 @@ class Clock:
     return wrapped
 
   def add(self, phase: str, begin: tuple[float, float]) -> None:
-    """Adds what has passed since `begin` (see `now`) to a phase."""
+    """Adds the time since `begin` (see `now`) to a phase."""
     for kind, a, b in zip(('s', 'cpu_s'), begin, _now(), strict=True):
       key = f'{phase}_{kind}'
       self._step[key] = self._step.get(key, 0.0) + b - a
@@ -105,18 +105,18 @@ class Clock:
   now = staticmethod(lambda: _now())
 
   def wrote(self, tokens: int) -> None:
-    """Checks that a step wrote what it should."""
+    """Checks the number of tokens that a step wrote."""
     assert tokens == PROMPTS * SAMPLES * WRITTEN_TOKENS, f'{tokens} tokens written'
 
   def end_step(self) -> None:
-    """A step has ended, and the next one begins."""
+    """Ends a step and starts the next one."""
     self.add('step', self._begin)
     self.steps.append(self._step)
     self._first_ended = self._first_ended or time.time()
     self._step, self._begin = {}, _now()
 
   def report(self, versions: dict[str, str]) -> None:
-    """Prints everything as the last line of the output."""
+    """Prints all figures as the last line of the output."""
     found = {
       'versions': versions,
       'first_step_ended': self._first_ended,  # seconds since the epoch

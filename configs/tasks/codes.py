@@ -48,10 +48,10 @@ class Codes(Task):
     return float(answer_text.rpartition(':')[2].split() == question.answer.split())
 
   def demonstration(self, question, agent, heard, rng: random.Random, **probabilities) -> str:
-    """As the teacher says nothing, the first codes, or the first words of the answer.
+    """Writes a teacher's hint: '', the first codes, or the first words of the answer.
 
-    As the solver writes the code of each name before the colon, and guesses those that it was not
-    told. Words of the answer it copies, and works nothing out.
+    The solver writes the code of each name before the colon, random ones for those that it has not
+    read. If it reads words of the answer, it copies these and guesses the rest.
     """
     answer = question.answer.split()
     if agent == 0 and self._teacher:

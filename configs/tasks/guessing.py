@@ -23,7 +23,7 @@ class Guessing(Task):
     ]
 
   def converse(self, talk):
-    """Asks the players in turn until a guess is right."""
+    """Asks the players in turn, until a guess is right or no number, or all are used."""
     said = ''
     for turn in range(GUESSES):
       guess = yield from talk.turn(turn % 2, turn // 2)

@@ -12,7 +12,7 @@ _CITIES = 'oslo rome paris kyiv lima cairo delhi quito'.split()
 
 
 class Lookup(Task):
-  """Asks where a person lives; four documents tell, and half of the questions tell it as well."""
+  """Asks where a person lives: four documents say it, and half of the questions as well."""
 
   name = 'lookup'
 
@@ -35,7 +35,7 @@ class Lookup(Task):
     return float(answer_text.split()[-1:] == [question.answer])
 
   def demonstration(self, question, agent, heard, rng: random.Random, **probabilities) -> str:
-    """As the scout looks half of the questions up; as the solver answers as told, or guesses."""
+    """Writes a scout's search (half of the time), or a solver's answer, random without the fact."""
     if agent == 1:
       return question.answer if heard[0] or ';' in question.text else rng.choice(_CITIES)
     name = question.text.split()[-1]

@@ -24,7 +24,7 @@ class TicTacToe:
   """Game with the interface of TextArena: a text is the number of a free field, 1 to 9."""
 
   def reset(self, num_players: int, seed: int | None = None):
-    """Begins with an empty board; the seed draws who begins."""
+    """Starts with an empty board; the seed draws the first player."""
     init, _ = _game()
     self.state = init(jax.random.key(seed or 0))
     self.fields = ['-'] * 9

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A run on a TPU pod slice: asks for it as a queued resource, installs on each of its machines, starts
-# the same command on all of them (JAX finds the others by itself), and gives the slice back.
+# Runs on a TPU pod slice: requests it as a queued resource, installs on each of its machines, starts
+# the same command on all of them (JAX finds the others by itself), and deletes the slice.
 #
 #   ZONE=us-west4-a TYPE=v5litepod-16 RUNTIME=v2-alpha-tpuv5-lite SHARED=/mnt/shared REPOSITORY=URL \
 #     launch/cluster/tpu_slice.sh NAME --config=configs/qwen_gsm8k.py --config.mesh.fsdp=-1 \
 #     --config.learner.micro_batch_size=16
 #
 # SHARED is a folder that all machines see (Filestore, NFS): checkpoints are written by all of them.
-# A slice that is taken away ends the command; the same command asks again, and the run goes on.
+# A preempted slice ends the command; the same command requests one again and resumes the run.
 set -euo pipefail
 
 name=${1:?a name for the slice and its run}

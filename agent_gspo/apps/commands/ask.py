@@ -7,11 +7,11 @@
     python launch/ask.py --workdir=runs/quickstart --file=mine.jsonl --json
 
 The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best; or an
-exported one (--workdir=FOLDER or hf:OWNER/NAME). With --config=FILE in place of --workdir it is the
-untrained one. Notes go to the agents in their order; --note= leaves one without. A line of --file
-is {"question": "...", "notes": ["...", ...]}, or as task.name='questions' reads it; its questions
-are asked in batches of evaluation.batch_questions. --json prints each episode as one object, its
-messages as in transcripts.jsonl. The temperature is that of the config's evaluation, or
+exported one (--workdir=FOLDER or hf:OWNER/NAME). With --config=FILE in place of --workdir it is
+untrained. Notes are for the agents in order; an agent with an empty --note= has none. A line of
+--file is {"question": "...", "notes": ["...", ...]}, or as task.name='questions' reads it; its
+questions are asked in batches of evaluation.batch_questions. --json prints one object per episode,
+its messages as in transcripts.jsonl. The temperature is that of the config's evaluation, or
 --temperature. --price=0.01 or --budget=20 replace the price or budget of evaluations, for a team
 trained with budget.mode='conditioned' or 'target'. --max_tokens=40 limits the tokens that all
 agents together write.
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
   from agent_gspo.types import Question, RolloutBatch, Terms
 
 _TEAM = team_of_run.define_flags()
-_QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
-_NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
-_FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
+_QUESTION = flags.DEFINE_string('question', None, 'Question, which all agents read.')
+_NOTE = flags.DEFINE_multi_string('note', [], 'Private note of the next agent.')
+_FILE = flags.DEFINE_string('file', None, 'Questions, one JSON object per line.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
-_PRICE = command.define_amount('price', 'Of a token, for a team that is told it.')
-_BUDGET = command.define_amount('budget', 'Tokens of the episode, for a team that is told them.')
+_PRICE = command.define_amount('price', 'Price of a token, for a price-conditioned team.')
+_BUDGET = command.define_amount('budget', 'Tokens of an episode, for a budget-conditioned team.')
 _MAX_TOKENS = flags.DEFINE_integer(
-  'max_tokens', 0, 'Most that all agents together may write; 0: as the team is.', lower_bound=0
+  'max_tokens', 0, 'Most tokens of all agents together; 0: the caps of the team.', lower_bound=0
 )
-_TEMPERATURE = command.define_amount('temperature', 'Of sampling; 0 is greedy.')
+_TEMPERATURE = command.define_amount('temperature', 'Sampling temperature; 0 is greedy.')
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
   else:
     parts = ([question] for question in _typed(asked, terms))
   display = _Lines(asked) if _JSON.value else ConversationDisplay(asked.team)
-  _ = asked.loaded  # before anything is typed
+  _ = asked.loaded  # before the first prompt for input
   for part in parts:
     try:
       _ask(asked, part, display)
@@ -154,7 +154,7 @@ def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
 
 
 def _line(prompt: str) -> str:
-  """Reads a line from the keyboard; under --json stdout has nothing but objects."""
+  """Reads a line from the keyboard; under --json prompts do not go to stdout."""
   if not _JSON.value:
     return input(prompt)
   print(prompt, end='', file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ def run(main: Callable[[], None]) -> None:
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
   if os.getcwd() not in sys.path:
-    sys.path.append(os.getcwd())  # where a user's own modules lie, see `plugins`
+    sys.path.append(os.getcwd())  # for the user's own modules, see `plugins`
   app.run(lambda _: _guarded(main), flags_parser=_parse_flags)
 
 
@@ -143,9 +143,9 @@ def _guarded(main: Callable[[], None]) -> None:
 
 
 def use_compilation_cache() -> None:
-  """Caches compiled programs on disk, so that a second run starts at once.
+  """Caches all compiled programs on disk, so that later runs start faster.
 
-  All of them: a start spends most time on the few hundred below JAX's threshold of one second.
+  A start spends most time on the few hundred programs below JAX's threshold of one second.
   """
   import jax
 

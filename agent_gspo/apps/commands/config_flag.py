@@ -25,10 +25,10 @@ from agent_gspo.workdir import records
 flags.disclaim_key_flags()  # --help of a command lists --config as its own
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
-# The user's own, and those of the clone or wheel.
+# The user's own configs, and those of the clone or wheel.
 _FOLDERS = (pathlib.Path('configs'), _PACKAGE.parent / 'configs')
 
-# What fields are called in TRL and verl.
+# Names of fields in TRL and verl -> ours.
 _ELSEWHERE = {
   'lr': 'learner.learning_rate',
   'beta': 'objective.kl_coef',
@@ -101,7 +101,7 @@ def _of_run(file: pathlib.Path) -> config_dict.ConfigDict:
   """Returns the config that a run saved.
 
   Raises:
-    ValueError: The file is missing or holds another thing.
+    ValueError: The file is missing or is not the config of a run.
   """
   try:
     values = json.loads(file.read_text(encoding='utf-8'))
@@ -129,7 +129,7 @@ def _make_room(config: Any, path: Sequence[str]) -> None:
 
 
 def check_fields(name: str, fields: Iterable[str]) -> None:
-  """Checks that a config has some fields; one that cannot be read is left to its runs.
+  """Checks that a config has some fields; an unreadable config fails later, in its runs.
 
   Args:
     name: Name or file of the config.

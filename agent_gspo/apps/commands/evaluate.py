@@ -1,4 +1,4 @@
-"""Evaluates a team, untrained or from a checkpoint, beside simpler systems.
+"""Evaluates a team, untrained or from a checkpoint, and baselines.
 
     python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
       [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
@@ -10,8 +10,8 @@ Without --workdir (a run, an export or hf:OWNER/NAME) the team is untrained; wit
 config is that of the run. --step selects another checkpoint than the newest: its step, or "best" by
 the run's own evaluations. Questions, their number and the temperature are those of
 config.evaluation. --out=DIR saves every answer (results.jsonl) and the figures (result.json); the
-same command resumes where it was stopped. --dry_run prints the memory, questions, positions and
-time that the team needs (each baseline needs that again), and ends. With --partner the newest
+same command resumes a stopped evaluation. --dry_run prints the memory, questions, positions and
+time of the team (each baseline needs as much again), and ends. With --partner the newest
 checkpoint of another run of the same team plays --partner_agents. With --endpoint all agents use a
 remote model over OpenAI's protocol, and token counts are its `usage`; of config.model only the
 tokenizer is used. See docs/evaluation.md.
@@ -42,11 +42,11 @@ _MATCH = command.define_folder(
 _PARTNER = command.define_folder('partner', None, 'Run or exported team that plays some agents.')
 _PARTNER_AGENTS = flags.DEFINE_list('partner_agents', [], 'Names of the agents that it plays.')
 _ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible endpoint.')
-_ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')
+_ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'Name of the model at --endpoint.')
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
-_WRITTEN = command.define_amount('price_written', 'Money a million tokens written.')
-_READ = command.define_amount('price_read', 'Money a million tokens read.')
+_WRITTEN = command.define_amount('price_written', 'Price per million tokens written.')
+_READ = command.define_amount('price_read', 'Price per million tokens read.')
 
 _SILENCE = 10.0  # seconds between lines of progress in a log
 
@@ -174,7 +174,7 @@ def _failed(figures) -> str:
 
 
 def _names(known, has_single: bool) -> list[str]:
-  """Returns the requested baselines; `single` where there is one, or it is named."""
+  """Returns the requested baselines; `single` only if the team has one, or it is named."""
   names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
   for name in names:
     if name not in known:

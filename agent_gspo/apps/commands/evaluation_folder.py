@@ -27,12 +27,12 @@ _CHECKSUM = 'checksum'
 
 
 class Folder(harness.Answers):
-  """Answers that are kept on the disk."""
+  """Answers stored in a folder on disk."""
 
   def __init__(self, path: str | pathlib.Path, fingerprint: Mapping[str, Any]):
-    """Opens a folder, or creates it; `fingerprint` is everything that the answers depend on.
+    """Opens a folder, or creates it; `fingerprint` has everything that the answers depend on.
 
-    Damaged answers are left out with a warning, so that those questions are asked again.
+    Damaged answers are skipped with a warning, so that their questions are sampled again.
 
     Raises:
       ValueError: The folder is of another evaluation; names the field. Or a file is damaged.

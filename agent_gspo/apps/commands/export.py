@@ -1,4 +1,4 @@
-"""Writes the team of a run as a folder that travels, whose weights transformers or peft load.
+"""Exports the team of a run as a relocatable folder, with weights for transformers or peft.
 
     python launch/export.py --workdir=runs/quickstart --out=models/quickstart
     python launch/ask.py --workdir=models/quickstart --question="..."
@@ -8,10 +8,10 @@
 The folder has weights, tokenizer, `team.json` (config with roles, topology, tools and prices), one
 example question and a model card; `ask`, `serve` and `evaluate` take it as --workdir, from the hub
 as hf:OWNER/NAME. The checkpoint is the newest intact one, that of --step=N, or with --step=best the
-best by the run's own evaluations. `hf` is a whole model, an adapter merged into its weights; `peft`
-is adapters alone, with their base model in `base` if the hub has none. If each agent has its own
+best by the run's own evaluations. `hf` is a whole model, with a merged adapter if any; `peft` is
+adapters alone, with their base model in `base` if the hub lacks it. If each agent has its own
 policy, all are written as `peft`, or with --agent the policy of one, without the team.
-Other models that learned beside `model.source` are in `members/<role>`.
+Other trained models are in `members/<role>`.
 --push_to_hub uploads the folder to a private repository.
 """
 
@@ -34,7 +34,7 @@ _BASE = 'base'  # folder of the base model of adapters
 
 _CHECKPOINT = command.define_checkpoint()
 _OUT = command.define_folder('out', None, 'Folder for the team; made if it does not exist.')
-_AGENT = flags.DEFINE_string('agent', None, 'Whose policy alone, where they are several.')
+_AGENT = flags.DEFINE_string('agent', None, 'Agent whose policy alone is exported.')
 _FORMAT = flags.DEFINE_enum(
   'format', None, FORMATS, 'A whole model, or adapters; by default whole if one policy is written.'
 )
@@ -43,7 +43,7 @@ _PUSH = flags.DEFINE_string('push_to_hub', None, 'OWNER/NAME to upload the folde
 
 def main() -> None:
   """Runs the command."""
-  # The checkpoint last, since `chosen` reads all of it.
+  # The checkpoint comes last, since `chosen` reads all of it.
   if not _OUT.value or (saved := _CHECKPOINT.chosen()) is None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   out = pathlib.Path(_OUT.value)

@@ -1,8 +1,8 @@
 """Writes and finds exported teams: weights, tokenizer, `team.json`, examples and a model card.
 
-`team.json` has the run's config, whose sources of models that it wrote are relative to the folder,
-and in `exported` the step and the folders of adapters. So the folder may be moved, or lie on the
-Hugging Face hub.
+`team.json` has the run's config, in which sources of exported models are relative to the folder,
+and in `exported` the step and the folders of adapters. So the folder may be moved, or uploaded to
+the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
   from agent_gspo.models.transformer import Params
 
 TEAM, EXAMPLES = records.TEAM, 'examples.jsonl'
-_OWN = ('grader', 'question', 'answer')  # options of own questions that travel
+_OWN = ('grader', 'question', 'answer')  # exported options of own questions
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-  """Locates an exported team, for the same uses as a checkpoint (`checkpoints.Saved`)."""
+  """Location and config of an exported team, used like a checkpoint (`checkpoints.Saved`)."""
 
   folder: pathlib.Path
   step: int  # finished steps
@@ -84,7 +84,7 @@ class Exported:
     return flax.traverse_util.unflatten_dict(flat, sep='/')
 
   def asked_config(self, saved: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config whose own questions are the examples, since their file stays at home."""
+    """Returns a config whose own questions are the examples, as their file is not exported."""
     task = saved['task']
     if task['name'] != 'questions':
       return saved

@@ -116,7 +116,7 @@ def card(
 
 
 def _short(source: str) -> str:
-  """Returns a `Model.source`, of a path on this machine only the last part."""
+  """Returns a `Model.source`; of a path on this machine only the last part."""
   kind, _, rest = source.partition(':')
   path = pathlib.Path(rest).expanduser()
   return f'{kind}:{path.name}' if kind == 'gguf' or (kind == 'hf' and path.is_dir()) else source

@@ -14,10 +14,9 @@ The team is that of a run or an export (see `ask`), or with --config=FILE in pla
 untrained one. `usage` counts the tokens that all agents read and wrote; `team` has their messages,
 which a stream sends piece by piece. `notes` (one per agent, in their order) and `price` or
 `budget` (for a conditioned team) extend OpenAI's fields; unsupported fields are refused, not
-ignored. Requests are answered one at a time, from programs of this machine and the server's own
-page. A --host that other machines can
-reach needs an --api_key, or AGENT_GSPO_API_KEY, which the list of processes does not show: clients
-send it as their API key, and the page asks for it.
+ignored. Requests are answered one at a time; those of other web pages are refused. A --host that
+other machines can reach needs an --api_key, or AGENT_GSPO_API_KEY, which the list of processes does
+not show: clients send it as their API key, and the page asks for it.
 
     python launch/serve.py --config=configs/tiny.py --engine
     python launch/train.py --config=configs/tiny.py --workdir=runs/tiny \
@@ -38,7 +37,7 @@ from agent_gspo.apps.commands import command, team_of_run
 _TEAM = team_of_run.define_flags()
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
-_KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by default.')
+_KEY = flags.DEFINE_string('api_key', None, 'Key of clients; by default $AGENT_GSPO_API_KEY.')
 _ENGINE = flags.DEFINE_bool(
   'engine', False, 'Also sample for runs with rollout.engine, which load weights from folders here.'
 )
@@ -47,7 +46,7 @@ _TINKER = command.define_folder(
   '',
   "Folder of the weights of `tinker` clients, which train adapters of the team's model.",
 )
-_NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
+_NAME = flags.DEFINE_string('name', 'team', 'Name of the model in requests.')
 
 
 def main() -> None:

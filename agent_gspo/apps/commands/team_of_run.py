@@ -46,7 +46,7 @@ def define_flags() -> Flags:
 
 
 class TeamOfRun:
-  """Team whose model is loaded on first use."""
+  """Team of a run, an export or a config, whose model is loaded on first use."""
 
   def __init__(self, which: Flags):
     """Finds the team.
@@ -119,7 +119,7 @@ class TeamOfRun:
 
   @property
   def answering(self) -> tuple[int, int] | None:
-    """Returns agent and round of the message that is the answer; None if it is made otherwise."""
+    """Returns agent and round of the message whose text is the answer; None if there is none."""
     team = self.team
     if team.decision == 'majority' or team.addressing or self.parts.task.converse:
       return None
@@ -161,7 +161,7 @@ class TeamOfRun:
 
     `temperature` is that of evaluations by default. `max_tokens` caps the tokens of all agents
     together; with 0 only the team's own caps apply. `begun` is called after each token with agent,
-    round and text of a message that is being written.
+    round and text of an unfinished message.
     """
     from agent_gspo.evaluation import asking
 

@@ -5,8 +5,8 @@ run. An unstable run can resume with another learning rate (or another field of
 `config.compatibility.CHANGEABLE`): add --config.learner.learning_rate=1e-6
 --allow_changes=learner.learning_rate; config.json records the step of the change.
 
---plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
-weights; every run prints the same lines first, and is refused if it cannot fit. --plan_for=tpu (or
+--plan prints memory, positions and FLOPs of a step for each device, and reads no weights; every run
+prints the same lines first, and is refused if it cannot fit. --plan_for=tpu (or
 gpu, cpu) plans for such devices elsewhere. --dry_run adds the cost of the whole run: questions,
 positions and time, at a rate measured here. --print_config prints every field with its value and
 meaning, and which ones differ from the defaults.
@@ -35,32 +35,26 @@ from agent_gspo.training import interruption
 
 _CONFIG = config_flag.define()
 _WORKDIR = command.define_folder('workdir', None, 'Folder of the run; made if it does not exist.')
-_COORDINATOR = flags.DEFINE_string(
-  'coordinator', '', 'Of several processes: address of the first one, host:port.'
-)
-_PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
-_PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
-_START = flags.DEFINE_float(
-  'start_timeout_s', 60.0, 'Seconds to wait for a process that has not come.'
-)
+_COORDINATOR = flags.DEFINE_string('coordinator', '', 'Address of process 0 of several, host:port.')
+_PROCESSES = flags.DEFINE_integer('num_processes', 0, 'Number of processes of the run.')
+_PROCESS = flags.DEFINE_integer('process_id', -1, 'Index of this process, from 0.')
+_START = flags.DEFINE_float('start_timeout_s', 60.0, 'Seconds to wait for missing processes.')
 _HEARTBEAT = flags.DEFINE_integer(
-  'heartbeat_timeout_s', 100, 'Seconds without a sign after which a process counts as dead.'
+  'heartbeat_timeout_s', 100, 'Seconds without a heartbeat after which a process counts as dead.'
 )
 _PLAN = flags.DEFINE_bool(
-  'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
+  'plan', False, 'Print what a step needs of each device, and end; no weights are read.'
 )
 _PLAN_FOR = flags.DEFINE_enum(
-  'plan_for', None, ['cpu', 'gpu', 'tpu'], 'Kind of devices to plan for, if not those here.'
+  'plan_for', None, ['cpu', 'gpu', 'tpu'], 'Kind of devices to plan for; by default those here.'
 )
 _DRY_RUN = flags.DEFINE_bool(
-  'dry_run', False, 'The plan, and questions, positions and time of the whole run; and end.'
+  'dry_run', False, 'Print the plan, and questions, positions and time of the whole run, and end.'
 )
 _PRINT = flags.DEFINE_bool(
   'print_config', False, 'Print every field with its value and meaning, and end.'
 )
-_CHANGES = flags.DEFINE_list(
-  'allow_changes', [], 'Fields that may have another value than in the run so far.'
-)
+_CHANGES = flags.DEFINE_list('allow_changes', [], 'Fields that may differ from the run so far.')
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def show_transcripts(workdir: records.PathLike, label: str = 'trained', most: in
 
 
 class ConversationDisplay:
-  """Display of one episode after another."""
+  """Terminal display of episodes, one after another."""
 
   def __init__(self, team: Team, console: Console | None = None):
     """Prepares the display; it writes to standard output by default."""

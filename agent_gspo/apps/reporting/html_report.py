@@ -59,8 +59,8 @@ def serve(folders: Sequence[records.PathLike], port: int) -> http.server.Threadi
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-      # Another host name may be one that a foreign web page made to point here (DNS rebinding).
-      # Ports may be forwarded.
+      # Refuses other host names, which a web page may have pointed here (DNS rebinding). Any port,
+      # since ports may be forwarded.
       known = self.headers.get('Host', '').lower().partition(':')[0] in _NAMES
       if not known or self.path != '/':
         self.send_error(404 if known else 403)

@@ -73,8 +73,8 @@ class Progress(progress.Progress):
   ):
     """Prepares the display of a run of `total_steps`; it appears on `__enter__`."""
     self._title, self._total, self._done = title, total_steps, start_step
-    # The shell of a notebook claims to be a terminal, but its cursor cannot move: every refresh of
-    # a bar would stay. Variables of ipykernel, which its shells inherit, reveal one.
+    # The shell of a notebook claims to be a terminal, but cannot move the cursor: each refresh of a
+    # bar would stay visible. It is recognized by an environment variable of ipykernel.
     inline = 'inline' in os.environ.get('MPLBACKEND', '')
     notebook = console is None and ('JPY_PARENT_PID' in os.environ or inline)
     self._console = console or Console(

@@ -125,9 +125,9 @@ def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, A
   """Returns at most `most` episodes of a run or an evaluation, and the number in its file.
 
   Up to half are of evaluations: the first question of each, then the second of each, and so on, so
-  that a question is there before and after training. Those of the trained team come first. The
+  that a question appears before and after training. Those of the trained team come first. The
   others are of training steps, from new to old: two thirds are the newest, the rest is spread over
-  earlier ones, to show how the team changed. Both take turns, as a report may cut the end.
+  earlier ones, to show how the team changed. Both alternate, as a report may cut the end.
   """
   name = records.ANSWERS if _is_evaluation(workdir) else records.TRANSCRIPTS
   evaluated: dict[tuple[str, str], list[int]] = {}
@@ -167,7 +167,7 @@ def _slices(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Callable[[float], fl
 def thin_out(
   metrics: Sequence[Mapping[str, Any]], end: Callable[[float], float]
 ) -> tuple[list[float], dict[str, list[float | None]]]:
-  """Converts records into curves of one point a slice of steps.
+  """Converts records into curves with one point per slice of steps.
 
   Args:
     metrics: Records, each with its `step`.

@@ -16,11 +16,11 @@ from agent_gspo.values import finite
 from agent_gspo.workdir.records import GRADED, KIND, PASS
 
 _VOTES = ('error_correlation', 'independent', 'channels')
-_WIDEST = 10_000  # columns of text that no table needs
+_WIDEST = 10_000  # characters, wider than any table
 
 
 def evaluation_table(*shown: Mapping[str, Any], with_change: bool = False) -> Table:
-  """Shows evaluations, as in `eval.jsonl`, side by side; missing figures are "-".
+  """Returns a table of evaluations, as in `eval.jsonl`, side by side; missing figures are "-".
 
   `with_change` compares the untrained team with the trained one: fractions change by points,
   amounts by percent. Print the table with `print_whole` or `Progress.note`, or see `render_text`.
@@ -28,7 +28,7 @@ def evaluation_table(*shown: Mapping[str, Any], with_change: bool = False) -> Ta
   defaults = ('untrained', 'trained') if with_change else ('',) * len(shown)
   caption = markup.escape(_caption(shown))
   table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left', pad_edge=False)
-  table.add_column('', style='bold')  # the one that wraps in a narrow terminal
+  table.add_column('', style='bold')  # only this column wraps in a narrow terminal
   for record, default in zip(shown, defaults, strict=True):
     label = str(record.get('label') or default)
     name = f'{label} team' if label in ('untrained', 'during', 'trained') else label

@@ -1,4 +1,4 @@
-"""Trains and samples LoRA adapters of one frozen model; data and losses are those of clients."""
+"""Trains and samples LoRA adapters of one frozen model, with data and losses from clients."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _OF_POLICY = ('logprobs', 'advantages')
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """A loss of each token, summed over tokens and sequences.
+  """Per-token loss, summed over tokens and sequences.
 
   Attributes:
     function: Maps target log-probs, inputs and options to losses, `[N]` each.
@@ -104,10 +104,10 @@ LOSSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Datum:
-  """A sequence to learn from.
+  """Training sequence.
 
   Attributes:
-    tokens: Tokens that are read, int32 `[T]`.
+    tokens: Input tokens, int32 `[T]`.
     inputs: `target_tokens`, int32 `[T]`, and the inputs of the loss, float32 `[T]` each.
   """
 
@@ -117,11 +117,11 @@ class Datum:
 
 @dataclasses.dataclass
 class Adapter:
-  """A LoRA adapter.
+  """LoRA adapter with its optimizer.
 
   Attributes:
     config: Architecture with the adapter's rank.
-    trainable: Its parameters, float32, flat.
+    trainable: Parameters, a flat dict of float32 arrays.
     moments: State of Adam.
     gradient: Gradients since the last step, summed; None if there are none.
   """
@@ -146,7 +146,7 @@ class Adapters:
     self._stepped = jax.jit(_stepped)
 
   def make(self, rank: int, seed: int) -> Adapter:
-    """Returns a new adapter, which does not change the model yet."""
+    """Returns a new adapter, which adds 0 to the model until its first step."""
     config = self.config.replace(lora_rank=rank)
     drawn = init_adapters(config, jax.random.key(seed))
     return Adapter(config, *_committed((drawn, _adamw(_INITIAL).init(drawn))))
@@ -272,7 +272,7 @@ _INITIAL = {
 
 
 def _committed(tree: Any) -> Any:
-  """Commits arrays to the device, so that no program is compiled for others, too."""
+  """Commits arrays to the device, so that no program is compiled twice."""
   return ONE_DEVICE.put(tree, None)
 
 
@@ -299,7 +299,7 @@ def _stepped(trainable: Flat, moments: Any, gradient: Flat, settings: Settings) 
 def _packed(
   data: Sequence[Datum], inputs: Sequence[str]
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-  """Packs sequences into batches of rows; yields the indices of each batch's sequences, and it.
+  """Packs sequences into batches of rows; yields the indices of its sequences with each batch.
 
   Sequences of a row share the columns of equal prefixes, and the log-probs of equal targets there:
   `P` pairs of `source`, a column of the `R * T`, and `target` (-1 in padding). `pair` maps each of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
 GRACE_SECONDS = 2.0
-"""Limits the time of a running episode when the server shuts down."""
+"""Seconds that a running episode has when the server shuts down."""
 
 _PAGE = pathlib.Path(__file__).parent / 'assets' / 'page.html'
 
@@ -110,7 +110,7 @@ def make_app(
 
 
 class Connection(H11Protocol):
-  """HTTP connection that lets the server shut down; uvicorn waits for a body that never ends."""
+  """HTTP connection that does not block a shutdown; uvicorn's waits for a body without end."""
 
   def shutdown(self) -> None:
     """Gives a running episode `GRACE_SECONDS`; aborts a connection that is still sending."""

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
 MAX_BYTES = 1 << 20
-"""Limits the body of a request."""
+"""Largest body of a request, bytes."""
 MAX_REQUESTS = 128
-"""Limits the concurrent requests; with `MAX_BYTES`, their memory."""
+"""Most concurrent requests; with `MAX_BYTES` this bounds their memory."""
 BODY_SECONDS = 20.0
-"""Limits the time until the whole body of a request has arrived."""
+"""Seconds within which the whole body of a request must arrive."""
 
 _Found: TypeAlias = tuple[RolloutBatch, str | None, float]
 
 
 class _Begun(NamedTuple):
-  """A message that is being written; `text` is all of it so far."""
+  """Unfinished message; `text` is all of it so far."""
 
   agent: int
   round: int
@@ -53,8 +53,8 @@ _Heard: TypeAlias = _Begun | Message
 class Completions:
   """ASGI application that answers requests to one team.
 
-  One thread parses requests, another runs episodes, in order of arrival. So the event loop is
-  free, and at most one long question is being encoded.
+  One thread parses requests, another runs episodes, in order of arrival. So neither blocks the
+  event loop, and at most one question is encoded at a time.
   """
 
   def __init__(self, served: TeamOfRun, name: str):
@@ -97,7 +97,7 @@ class Completions:
 
 
 async def answer_json(answer: Callable[[Any], Awaitable[Any]], http: Request) -> Response:
-  """Returns what `answer` makes of the JSON of a body."""
+  """Returns the result of `answer` for the JSON of a body, as JSON."""
   return JSONResponse(await answer(requests.decode(await body_of(http))))
 
 
@@ -125,7 +125,7 @@ async def body_of(http: Request) -> bytes:
 
 
 class _Exchange:
-  """A request with its answer."""
+  """Request and its answer."""
 
   def __init__(self, desk: Completions, body: bytes):
     self._desk, self._body, self._team = desk, body, desk.served.team
@@ -133,7 +133,7 @@ class _Exchange:
     self._talk: asyncio.Future[_Found] | None = None
 
   async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers, unless the client disconnects: then the episode ends."""
+    """Answers the request; ends the episode if the client disconnects."""
     try:
       async with anyio.create_task_group() as tasks:
 
@@ -169,8 +169,8 @@ class _Exchange:
   ) -> asyncio.Future[_Found]:
     """Queues the episode.
 
-    `hear` is called on the event loop with each message, and after each token with what there is
-    of it.
+    `hear` is called on the event loop with each message, and after each token with the unfinished
+    one.
     """
     loop = asyncio.get_running_loop()
 
@@ -206,7 +206,7 @@ class _Exchange:
     return asyncio.get_running_loop().run_in_executor(thread, guarded)
 
   async def _events(self, request: ChatRequest, question: Question) -> AsyncIterator[str]:
-    """Yields server-sent events: chunks with what is new of a message, or a whole message."""
+    """Yields server-sent events: chunks with new text of a message, or a whole message."""
     heard: asyncio.Queue[_Heard | asyncio.Future[_Found]] = asyncio.Queue()
     texts: dict[tuple[int, int], _Sent] = collections.defaultdict(_Sent)  # by agent and round
     content, answering = _Sent(), self._desk.served.answering
@@ -258,13 +258,13 @@ class _Exchange:
 
 
 class _Sent:
-  """A text that is sent in pieces."""
+  """Text that is sent in pieces."""
 
   def __init__(self) -> None:
     self._text = ''
 
   def new_of(self, text: str) -> str:
-    """Returns what has not been sent yet; nothing of a text that does not go on as it began."""
+    """Returns the unsent part of a text; '' if it does not begin with what has been sent."""
     if not text.startswith(self._text):
       return ''
     new, self._text = text[len(self._text) :], text

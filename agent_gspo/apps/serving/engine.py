@@ -26,7 +26,7 @@ if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
 MAX_WAITING = 1024
-"""Limits the completions that wait."""
+"""Most completions in the queue."""
 _GATHERING_S = 0.01  # requests that arrive together are sampled together
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
   'n': (1,),
@@ -45,7 +45,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 class Engine:
-  """Samples what waits as one batch; noise depends on each request's seed alone."""
+  """Samples queued completions in batches; noise depends on each request's seed alone."""
 
   def __init__(self, served: TeamOfRun, name: str, speaker: ThreadPoolExecutor):
     """Prepares the queue; `speaker` is the one thread that uses the model."""

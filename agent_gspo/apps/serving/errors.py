@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 _LOG = logging.getLogger('uvicorn.error')
-_LONGEST = 500  # characters: a request of megabytes is not sent back
+_LONGEST = 500  # characters; a message may quote a request of megabytes
 
 
 class RequestError(ValueError):
-  """A request that cannot be answered.
+  """Error: a request that cannot be answered.
 
   Attributes:
     field: Invalid field, '' for the whole request.
@@ -60,7 +60,7 @@ async def answered(answer: Callable[[Request], Awaitable[Response]], http: Reque
   try:
     return await answer(http)
   except ClientDisconnect:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # the client has disconnected
   except Exception as error:
     return response(*of_fault(error))
 

@@ -1,4 +1,4 @@
-"""Rejects requests from other pages, to other host names, or without the API key."""
+"""Rejects requests from other web pages, to other host names, or without the API key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_gspo.apps.serving import errors
 _HOST = re.compile(r'(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:\d{1,5})?')
 
 PROTOBUF = 'application/x-protobuf'
-_KINDS = ('application/json', PROTOBUF)  # a page needs permission to send them
+_KINDS = ('application/json', PROTOBUF)  # browsers ask permission before another page sends them
 HEALTH = '/health'  # needs no key, as `/`
 KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 
@@ -37,7 +37,7 @@ def check_key(key: str, host: str, address: str) -> None:
 
 
 class Guard:
-  """Middleware that passes on requests of this server's own page and the user's programs.
+  """Middleware that accepts requests of this server's own page and of the user's programs.
 
   Another web page can make the user's browser send requests to this server. `Origin` reveals such
   a page; `Host` reveals a name that was made to point here (DNS rebinding); and a browser asks

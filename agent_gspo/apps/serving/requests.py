@@ -12,7 +12,7 @@ from agent_gspo.apps.serving.errors import RequestError
 from agent_gspo.values import is_number, is_text, is_whole, shown
 
 MAX_CHARACTERS = 1 << 18
-"""Limits question and notes together, counted before anything is encoded."""
+"""Most characters of question and notes together, checked before encoding."""
 
 # Fields of the protocol that do not affect the answer.
 _IGNORED = (
@@ -43,7 +43,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest:
-  """A question to a team; None means the value of evaluations."""
+  """Question to a team; None means the value of evaluations."""
 
   question: str  # shown to all agents
   notes: tuple[str, ...] = ()  # private note of each of the first agents

@@ -1,4 +1,4 @@
-"""Joins the prompts of concurrent requests, so that the sampler decodes them side by side."""
+"""Batches the prompts of concurrent requests for the sampler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_gspo.sampling.sampler import Samples
 
 @dataclasses.dataclass(eq=False)
 class Ask:
-  """A prompt to continue.
+  """Prompt to continue.
 
   Attributes:
     adapter: Adapter of the model; None for the model alone.
@@ -41,14 +41,14 @@ class Ask:
 
 
 class SampleQueue:
-  """Prompts that wait. Noise follows the seeds, so nothing depends on what is joined."""
+  """Queue of prompts. Noise depends on the seeds alone, so results do not depend on batches."""
 
   def __init__(self, sample: Callable[..., Samples], rows: int = 96):
     """Initializes an empty queue.
 
     Args:
-      sample: As `Adapters.sample`.
-      rows: Continuations of a call, whose prompts' keys and values are all kept at once.
+      sample: Function like `Adapters.sample`.
+      rows: Most continuations of a call, which bounds the KV cache of their prompts.
     """
     self._sample, self._rows, self._waiting = sample, rows, list[Ask]()
 
@@ -74,7 +74,7 @@ class SampleQueue:
       self.drop(ask)
 
   def _joined(self, ask: Ask) -> list[Ask]:
-    """Returns a prompt and others like it, of `rows` continuations at most or its own."""
+    """Returns a prompt and others like it, with at most `rows` continuations if it has fewer."""
     joined, rows = [ask], len(ask.seeds)
     for one in list(self._waiting):
       fits = rows + len(one.seeds) <= self._rows

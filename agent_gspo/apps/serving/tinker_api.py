@@ -1,10 +1,10 @@
-"""Speaks the protocol of the public `tinker` client: a training loop elsewhere, the model here.
+"""Serves the protocol of the public `tinker` client: the training loop runs in the client.
 
     service = tinker.ServiceClient(base_url='http://127.0.0.1:8000', api_key='tml-any')
     training = service.create_lora_training_client(base_model='team', rank=8).result()
 
 Each training client has a LoRA adapter of the served model. Requests are checked at once and run in
-order; their results are fetched by `retrieve_future`. One that is sent again is not run again.
+order; clients fetch the results by `retrieve_future`. A repeated request is not run again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent_gspo.values import shown
 if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
-_WAIT_S = 20.0  # a client that waits longer asks again
+_WAIT_S = 20.0  # after which a waiting client must poll again
 _KEPT = 4096  # results
 _SNAPSHOTS = 32  # adapters to sample of each client, the last used
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -129,7 +129,7 @@ class TinkerApi:
     return answer
 
   def _promise(self, id_: str, work: Callable[[], Result]) -> dict[str, Any]:
-    """Queues work unless a request of this id did; returns what names its result."""
+    """Queues work unless a request of this id did; returns the reference of its result."""
     if id_ not in self._results:
       running = asyncio.get_running_loop().run_in_executor(self._speaker, work)
       self._results[id_] = asyncio.ensure_future(running)
@@ -253,7 +253,7 @@ class TinkerApi:
     elif id_ not in self._sampling:
       file = self._file(request.model_path)
       loaded = await asyncio.get_running_loop().run_in_executor(self._speaker, self._loaded, file)
-      if id_ not in self._sampling:  # nor meanwhile, by the same request sent again
+      if id_ not in self._sampling:  # a repeated request may have added it meanwhile
         self._make_room(request.session_id)
         self._sampling[id_] = loaded
     return {'sampling_session_id': id_}
@@ -271,7 +271,7 @@ class TinkerApi:
     return adapter
 
   def _make_room(self, client: str) -> None:
-    """Forgets adapters to sample that a client used longest ago, so that one more fits."""
+    """Drops the least recently used sampling adapters of a client, so that one more fits."""
     mine = f'{client}:sample:'
     held = [x for x, adapter in list(self._sampling.items()) if adapter and x.startswith(mine)]
     for id_ in held[: 1 - _SNAPSHOTS]:

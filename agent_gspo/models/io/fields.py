@@ -94,7 +94,7 @@ class Fields:
 
 
 def named(where: object, make: Callable[[], _T]) -> _T:
-  """Returns `make()`, with `where` in front of the messages of its ValueErrors."""
+  """Returns `make()`; prepends `where` to the messages of its ValueErrors."""
   try:
     return make()
   except ValueError as error:

@@ -40,7 +40,7 @@ _ROPE_NEUTRAL = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-  """Holds the model of one file."""
+  """Architecture, metadata and parameters of one file."""
 
   config: ModelConfig
   metadata: dict[str, Any]  # keys of the tokenizer begin with `tokenizer.`
@@ -48,7 +48,7 @@ class GGUFModel:
 
 
 class _Reader(gguf.GGUFReader):
-  """Reads an array of the metadata at once.
+  """Reader that reads an array of the metadata at once.
 
   The package makes one NumPy view per element: 2 s for a vocabulary of 49,152 tokens.
   """
@@ -226,7 +226,7 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     if key.startswith('rope.') and key not in read and value not in _ROPE_NEUTRAL.get(key, ()):
       raise fields.wrong(key, 'absent or without effect: this scaling is not read; use hf:<folder>')
   if fields.get('attention.causal', True) is not True:
-    raise fields.wrong('attention.causal', 'absent or true; a model that reads ahead cannot write')
+    raise fields.wrong('attention.causal', 'absent or true; only causal models are supported')
   if fields.whole('expert_count', 0, low=0):
     raise ValueError(f'{where}: mixtures of experts are not supported.')
   tokens = metadata.get('tokenizer.ggml.tokens')
@@ -255,7 +255,7 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
 
 
 def _gemma(fields: Fields, spec: Family, shape: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields of a `ModelConfig` that only Gemma has; files store few of them."""
+  """Returns the `ModelConfig` fields of Gemma alone, most of which files do not store."""
   layers, every = shape['num_layers'], spec.defaults['sliding_window_pattern']
   near = tuple((i + 1) % every > 0 for i in range(layers))
   theta = fields.number('rope.freq_base_swa', spec.defaults['rope_local_base_freq'])

@@ -98,7 +98,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
 
 
 def _refuse_adapter(folder: pathlib.Path) -> None:
-  """Raises for a folder with an adapter, which would be loaded without its base."""
+  """Raises ValueError for a folder with an adapter, which has no base weights."""
   file = folder / 'adapter_config.json'
   found = [file, *sorted(folder.glob('adapter_model.*'))]
   found = [file for file in found if file.is_file()]
@@ -150,7 +150,7 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(folder: pathlib.Path) -> Iterator[_Tensor]:
-  """Yields each tensor; of shards, the listed ones alone."""
+  """Yields each tensor; of a sharded model only those that the index lists."""
   for shard, listed in _shard_files(folder).items():
     if not shard.is_file():
       raise FileNotFoundError(
@@ -179,7 +179,7 @@ def _opened(shard: pathlib.Path) -> Iterator[Any]:
 
 
 def _parameter(row: tensor_names.Name, found: Mapping[str, _Tensor]) -> StoredArray:
-  """Returns a parameter, a stack of experts as well, from its tensors, by Hugging Face's names."""
+  """Returns a parameter, or a stack of experts, from tensors by Hugging Face's names."""
   experts = [_stored(part, found[part.hf]) for part in row.parts]
   if row.parts == (row,):
     return experts[0]
@@ -188,7 +188,7 @@ def _parameter(row: tensor_names.Name, found: Mapping[str, _Tensor]) -> StoredAr
     chosen = experts[index[0]]
     shape = [len(range(*s.indices(n))) for s, n in zip(index, row.shape, strict=True)]
     stack = np.empty(shape, np.float32)
-    for i, expert in enumerate(chosen):  # one at a time: never two copies of the stack
+    for i, expert in enumerate(chosen):  # one at a time, without a second copy of the stack
       stack[i] = expert.part(index[1:])
     return stack
 

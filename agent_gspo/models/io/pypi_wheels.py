@@ -17,7 +17,7 @@ from agent_gspo import cache
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
-  """Describes a wheel that holds a GGUF file; checksums are hex."""
+  """Wheel with a GGUF file; checksums are hex."""
 
   sha256: str  # checksum of the wheel
   member: str  # path of the GGUF file in the wheel

@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredArray:
-  """A float32 array in a file. Each access reads the file again; nothing is cached.
+  """Float32 array in a file. Each access reads the file again; nothing is cached.
 
   Attributes:
     shape: Shape of the whole array.
@@ -40,7 +40,7 @@ class StoredArray:
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     if copy is False:
-      raise ValueError('an array in a file cannot be had without a copy')
+      raise ValueError('copy=False is not possible for an array in a file')
     whole = self.part((slice(None),) * self.ndim)
     return whole if dtype is None else whole.astype(dtype, copy=False)
 

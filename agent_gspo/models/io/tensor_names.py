@@ -14,7 +14,7 @@ _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-  """Names one parameter of a model, and gives its shape; see `families.Parameter`.
+  """Name and shape of one parameter of a model; see `families.Parameter`.
 
   Some tensors store several parameters: this one begins at row `first` of `rows`. A stack of
   experts is stored as one tensor each, see `parts`.

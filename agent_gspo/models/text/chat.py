@@ -13,8 +13,8 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 
-# A prompt must not depend on the date: a run resumed tomorrow would read another one. This is the
-# default date of Llama 3's template.
+# Prompts must not depend on the date, or those of a resumed run would differ. This is the default
+# date of Llama 3's template.
 _TODAY = datetime.datetime(2024, 7, 26)
 SLOT = '\ud800'
 """Placeholder for a message while a template renders its surroundings: no text holds half a

@@ -12,13 +12,13 @@ from agent_gspo.models.text import tokenizer_backends, word_marks
 from agent_gspo.values import is_text
 
 BREAK = '\ud801'
-"""Mark that no control token may span. Half a surrogate pair: no text holds one."""
+"""Mark that no control token may span: half a surrogate pair, which valid text does not contain."""
 
 
 class ControlTokens:
-  """Finds the control tokens of a model, and keeps untrusted text free of them.
+  """Control tokens of a model: special tokens, and other added ones in its chat template.
 
-  They are the special tokens, and other added ones that the chat template spells out.
+  Untrusted text is encoded without them.
 
   Attributes:
     special: Ids of the special tokens.
@@ -62,7 +62,7 @@ class ControlTokens:
     """Returns the token ids of a text without its marks; no control token spans a mark.
 
     If no mark prevents a control token, the ids equal those of the text without marks.
-    `begins` tells that no text is before it, see `word_marks`.
+    `begins`: no text is before it, see `word_marks`.
     """
     plain = text.replace(BREAK, '')
     own = self._spans(text) if plain != text else []
@@ -112,11 +112,11 @@ class ControlTokens:
 
   @functools.cached_property
   def before(self) -> word_marks.Before:
-    """Returns what to encode and decode texts behind that continue others."""
+    """Returns the prefix for encoding and decoding texts that continue others."""
     return word_marks.find(self._backend)
 
   def _without(self, text: str, begins: bool) -> list[int]:
-    """Returns the token ids of a text, all of it ordinary text."""
+    """Returns the token ids of a text, with control tokens as ordinary text."""
     pieces, found = [text.replace(BREAK, '')], list[int]()
     while pieces:
       piece = pieces.pop()

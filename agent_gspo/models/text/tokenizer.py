@@ -27,16 +27,16 @@ WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
 
 
 class UnknownWordError(ValueError):
-  """Tells that a word-level tokenizer does not know a word."""
+  """Error: a word-level tokenizer does not know a word."""
 
 
 class Tokenizer:
-  """A vocabulary with its special tokens and chat template.
+  """Vocabulary with its special tokens and chat template.
 
   Attributes:
     backend: Underlying `tokenizers.Tokenizer`.
     eos_id: Token that ends a message.
-    eos_ids: All tokens that end one by the model's files, `eos_id` first.
+    eos_ids: All tokens that end a message by the model's files, `eos_id` first.
     bos_id: Token that begins a text, or None. `encode` does not add it: templates spell it out,
       and plain prompts use `begins_with`.
     pad_id: Token that fills rows; may equal `eos_id`, so it does not identify padding.
@@ -157,8 +157,8 @@ class Tokenizer:
   def within(self, rows: int) -> Tokenizer:
     """Returns the tokenizer without added tokens that an embedding of `rows` rows does not have.
 
-    Gemma 3's models of text alone come with the tokenizer of those that read images, too. EOS
-    replaces a padding token without a row.
+    Gemma 3's text-only models have the tokenizer of the multimodal ones. EOS replaces a padding
+    token without a row.
     """
     if self.vocab_size <= rows:
       return self
@@ -176,8 +176,8 @@ class Tokenizer:
 
     Args:
       text: Any string.
-      begins: Whether no text is before it. Then Llama 2's tokenizer and its like mark a space
-        there, as in transformers.
+      begins: Whether no text is before it. Then tokenizers such as Llama 2's mark a space there,
+        as in transformers.
       special: Whether special tokens spelled in the text, outside of `guarded` spans, become
         their ids. With False (for untrusted text) they are ordinary text. User-defined tokens of
         the model are ordinary text, unless its chat template spells them out.
@@ -237,11 +237,11 @@ class Tokenizer:
     return text or ''.join(token for token in map(self.backend.id_to_token, ids) if token)
 
   def decode_begun(self, ids: Sequence[int]) -> str:
-    """Returns the text of the first ids of a text, without a character that is incomplete."""
+    """Returns the text of the first ids of a text, without an incomplete last character."""
     return self._decode(ids).rstrip('\ufffd')
 
   def _decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of ids as it continues another: with the space that begins it."""
+    """Returns the text of ids that continue another text, with its leading space."""
     before = self._control.before
     text = self.backend.decode([*before.ids, *ids], skip_special_tokens=False)
     return text[len(before.decoded) :]
@@ -315,7 +315,7 @@ class Tokenizer:
     """Returns the ids that end a message: `eos_ids`, and `chat_end_id` if it is another."""
     ids = [*self.eos_ids]
     if self.chat_template is not None:
-      with contextlib.suppress(ValueError):  # nobody chats by a broken template
+      with contextlib.suppress(ValueError):  # a broken template is not used
         ids.append(self.chat_end_id)
     return list(dict.fromkeys(ids))
 

@@ -72,7 +72,8 @@ def add_listed(
 
   Args:
     backend: Tokenizer of tokenizer.json.
-    config, special, added: Of tokenizer_config.json, special_tokens_map.json, added_tokens.json.
+    config, special, added: Fields of tokenizer_config.json, special_tokens_map.json and
+      added_tokens.json.
 
   Raises:
     ValueError: An entry is invalid, its token has another id, or a token is named without an entry:

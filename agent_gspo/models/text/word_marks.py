@@ -1,4 +1,4 @@
-"""Finds what tokenizers such as Llama 2's put before texts: a mark for a space."""
+"""Finds the mark for a space that tokenizers such as Llama 2's put before texts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tokenizers
 from tokenizers import models
 
 MARK = '\u2581'
-"""For a space in SentencePiece vocabularies."""
+"""Mark for a space in SentencePiece vocabularies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-  """A text to encode others behind, which then continue it and get no mark.
+  """Prefix for encoding texts that continue others, so that they get no mark.
 
-  It is a character that no longer token holds, so that its ids are the first ones. Empty for
-  tokenizers that put no mark before texts.
+  It is a character in no longer token, so that its ids can be cut off. Empty for tokenizers that
+  put no mark before texts.
 
   Attributes:
     text: The character.
@@ -33,7 +33,7 @@ class Before:
 
 
 def find(backend: tokenizers.Tokenizer) -> Before:
-  """Returns what to encode behind; an empty text, too, if no character of the vocabulary serves."""
+  """Returns the prefix of a backend; an empty one also if no character of its vocabulary fits."""
   if not isinstance(backend.model, models.BPE | models.Unigram):
     return Before()
   read = lambda text: backend.encode(text, add_special_tokens=False)

@@ -74,7 +74,7 @@ class HumanEval(FileTask):
   # Time of a solution and its tests. One that only sleeps is stopped after
   # `sandbox.Limits.idle_seconds`.
   wall_seconds: float = option(30.0, above=0)
-  workers: int | None = option(None, least=1)  # answers graded in parallel; None: one a processor
+  workers: int | None = option(None, least=1)  # answers graded in parallel; None: one per core
 
   def __post_init__(self):
     super().__post_init__()
@@ -93,7 +93,7 @@ class HumanEval(FileTask):
     return f'HumanEval has tests only; use split=test, and another task for {split}'
 
   def gold_messages(self, question: Question) -> tuple[tuple[str, str], ...]:
-    """Returns none: the official program is one of many right ones."""
+    """Returns (), as the official program is one of many right ones."""
     del question
     return ()
 
@@ -210,7 +210,7 @@ def complete_program(prompt: str, code: str, name: str) -> str:
 
 
 def _indented(body: str) -> str:
-  """Indents the body of a function, its first line as deep as the rest of its block."""
+  """Indents the body of a function; its first line aligns with the rest of its block."""
   first, *rest = body.lstrip('\n').split('\n')
   own = len(first) - len(first.lstrip())
   code = [line for line in rest if not re.match(r'\s*(?:#|$)', line)]
@@ -281,7 +281,7 @@ def _functions(code: str) -> set[str]:
 
 
 def _wanted(code: str, names: Collection[str]) -> bool:
-  """Returns whether code defines one of the functions, or any function if none is named."""
+  """Returns whether code defines one of the functions, or any function if `names` is empty."""
   return not _functions(code).isdisjoint(names) if names else bool(_functions(code))
 
 

@@ -14,7 +14,7 @@ from agent_gspo.tasks.grading import graders
 from agent_gspo.types import Question
 
 LETTERS = 'ABCDE'
-_MMLU_FILES = pathlib.Path(__file__).with_name('mmlu.sha256')  # as sha256sum writes it
+_MMLU_FILES = pathlib.Path(__file__).with_name('mmlu.sha256')  # in the format of sha256sum
 
 
 def with_options(question: str, options: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def chosen(
   """Picks `size` of `total` places for item `index`, stratified over the subsets (`stratum`).
 
   Returns:
-    Whether each place is chosen, `[total]`.
+    True for each chosen place, `[total]`.
   """
   count = math.comb(total, size)
   if count > _MAX_STRATA:

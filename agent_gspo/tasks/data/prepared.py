@@ -101,7 +101,7 @@ def _stored(source: Sequence[Mapping[str, bytes]], folder: pathlib.Path) -> Sequ
 
 @contextlib.contextmanager
 def _naming(folder: pathlib.Path) -> Iterator[None]:
-  """Converts any library's error within the block into one that names the folder.
+  """Converts errors within the block, except OSError, into a ValueError that names the folder.
 
   The folder is not removed here: other processes may be reading it.
   """
@@ -111,6 +111,6 @@ def _naming(folder: pathlib.Path) -> Iterator[None]:
     raise
   except Exception as error:
     raise ValueError(
-      f'the questions stored in {folder} are damaged ({error}). Remove that folder; they are '
-      'stored again.'
+      f'the questions stored in {folder} are damaged ({error}). Remove that folder: the '
+      'next run stores them again.'
     ) from error

@@ -15,7 +15,7 @@ from agent_gspo import cache
 
 DATA_DIR_VARIABLE = 'AGENT_GSPO_DATA_DIR'
 BASE_URL = 'https://raw.githubusercontent.com'
-# Options of tasks that say where files lie on a machine; the files' hashes are checked.
+# Task options that locate files on a machine; results do not depend on them (hashes are checked).
 OF_MACHINE = ('data_dir', 'cache_dir', 'base_url')
 _TIMEOUT_SECONDS = 60
 

@@ -18,7 +18,7 @@ from agent_gspo.types import Question
 
 _HOW_MANY = re.compile(r'\bhow many\b(.*)', re.IGNORECASE | re.DOTALL)
 _COMPARED = frozenset(('more', 'fewer', 'less', 'other', 'additional', 'extra', 'total', 'the'))
-# What ends the name of a thing in a question.
+# Words that end the name of a thing in a question.
 _ENDS_THING = frozenset(
   'am are can could did do does had has have he i if in is it left must need needs now of on per '
   'remain she should than that there they to was we were will would you'.split()
@@ -42,8 +42,8 @@ def misled(question: Question, things: Sequence[str], rng: random.Random) -> Que
   that the problem does not mention.
 
   Returns:
-    The problem, or None if it asks for no thing, gives no number of it, or has a number without a
-    thing: "he gave 14 to Mary" would become ambiguous.
+    The problem, or None if it asks for no thing, gives no number of it, has a number without a
+    thing ("he gave 14 to Mary" would become ambiguous), or no distractor fits.
   """
   sentences, asked = context_and_question(question.text)
   thing = thing_asked(asked)

@@ -24,7 +24,7 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
   result is whole or positive in the new problem if and only if it is in the original.
 
   Returns:
-    The problem, or None if it has no equation or no such numbers, or none were found.
+    The problem, or None if it has no equation or no such numbers, or `_TRIES` draws fail.
   """
   tree = equations.from_infix(question.derivation)
   old = _may_change(question.text)

@@ -31,9 +31,9 @@ _SCALES = tuple(
 )
 
 
-@functools.lru_cache(maxsize=2**16)  # a note is tried for many problems
+@functools.lru_cache(maxsize=2**16)  # each sentence is compared with many problems
 def numbers_of(note: str) -> frozenset[Fraction]:
-  """Returns the numbers of a note, rounded; "half" and "twice" are 2 and 1/2, "dozen" is 12."""
+  """Returns a note's numbers, rounded; "half" or "twice" gives both 2 and 1/2, "dozen" 12."""
   found = frozenset(map(rounded, numbers_in(note)))
   return found.union(*(numbers for words, numbers in _SCALES if words.search(note)))
 
@@ -65,7 +65,7 @@ def context_and_question(text: str) -> tuple[list[str], str]:
   asked = max((i for i, s in enumerate(found) if s.rstrip('"\')').endswith('?')), default=-1)
   question = found.pop(asked)
   cut = next(filter(None, (condition.fullmatch(question) for condition in _CONDITIONS)), None)
-  known = cut['known'] if cut else ''  # a part with information: not 'on Monday'
+  known = cut['known'] if cut else ''  # context only if it has information: not 'on Monday'
   if cut and (numbers_in(known) or known.lower().startswith(('if ', 'when ', 'since '))):
     place = len(found) if asked == -1 else asked
     found.insert(place, _capital(known.strip(' ,')) + '.')

@@ -140,7 +140,7 @@ class DealtTask(FileTask):
     return self._official.gold_messages(question)
 
   def story(self, question: Question) -> str:
-    """Returns the official text without its numbers, of which the training split has versions."""
+    """Returns the official text without numbers, a key shared by the augmented copies."""
     return self._stories[super().story(question)]
 
   @functools.cached_property
@@ -158,8 +158,8 @@ class DealtTask(FileTask):
     ]
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
-      f'Problems of {self.benchmark} that are left out, since nothing stands before their question '
-      f'or no note of it is relevant{near}: {", ".join(told)}.'
+      f'Problems of {self.benchmark} that are left out, since no sentence before their question is '
+      f'relevant{near}: {", ".join(told)}.'
     )
 
   def undealt(self, split: str) -> int:

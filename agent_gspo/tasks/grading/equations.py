@@ -6,7 +6,7 @@ Claimed results do not count: if a later step uses a claimed result, the true on
 (once, as each result of an equation is used once), and the last true result is the answer. So
 `93 - 40 = 51` answers 53, and `10 / 4 = 2, 2 * 2 = 4` answers 5. The models of MAWPS
 (Koncel-Kedziorski et al. 2016) and SVAMP (arXiv 2103.07191) are graded in this way: they write
-the equation, a machine calculates. Arithmetic is exact, without `eval`.
+equations, code computes the results. Arithmetic is exact, without `eval`.
 
 Gold equations of the official files are trees, which `chain` writes for demonstrations.
 """
@@ -50,7 +50,7 @@ _ARITHMETIC = re.compile(r'[-+*/().\s\d]+')
 ANNOTATION = re.compile(r'<<([^<>]*)>>')
 
 
-@functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
+@functools.lru_cache(maxsize=4096)  # a group often repeats an answer
 def answer(text: str) -> str | None:
   """Returns the true result of a chain, normalized.
 

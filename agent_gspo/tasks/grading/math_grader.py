@@ -271,7 +271,7 @@ def _clock(latex: str) -> tuple[int, int, str] | None:
 
 
 def _both_signs(latex: str) -> str:
-  r"""Writes an expression with a \pm inside of braces as the two values that it stands for."""
+  r"""Writes an expression with a \pm inside of braces as its two values."""
   if latex.count(r'\pm') != 1 or not re.search(r'\{[^{}]*\\pm', latex):
     return latex
   return ','.join(latex.strip(' $.').replace(r'\pm', sign) for sign in '+-')
@@ -387,7 +387,7 @@ def _running() -> subprocess.Popen[str]:
     _owner = os.getpid()
     if not _reply(_process, '{"expression": "1"}'):
       raise RuntimeError(
-        'the grader of mathematical expressions did not start (its error stands above); '
+        'the grader of mathematical expressions did not start (see its error above); '
         "is math-verify installed? It comes with the extra `data`: pip install '.[data]'"
       )
   return _process

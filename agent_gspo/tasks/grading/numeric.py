@@ -220,7 +220,7 @@ def grade_number(text: str, gold: str) -> float:
   return float(any(n >= least and difference <= Fraction(1, 2 * 10**n) for n, least in shown))
 
 
-@functools.lru_cache(maxsize=4096)  # reads gold answers, and those that a group shares, once
+@functools.lru_cache(maxsize=4096)  # gold answers, and answers of a group, repeat
 def _extract(text: str) -> _Found | None:
   text = _rewritten(answer_marks.passage(text))
   for passage, _ in answer_marks.marked(text, _is_bare, _begins):

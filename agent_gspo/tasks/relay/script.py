@@ -1,4 +1,4 @@
-"""Writes scripted demonstrations for the relay task: verbose informants and a correct solver.
+"""Writes demonstrations for the relay task: verbose informants, a solver that adds what it reads.
 
 SFT imitates them before RL, so that a model trained from scratch starts from a team that
 solves the task and writes too much.

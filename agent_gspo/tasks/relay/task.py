@@ -68,8 +68,8 @@ class RelayTask(base.Task):
   # Wording of the gold answer in which the worth of messages is measured. sentence: the number,
   # given "the answer is"; equation: "4 + 2 = 6".
   gold: str = option('sentence', choices=('sentence', 'equation'))
-  # Whether demonstrated informants repeat the relevant facts that they hear, as in a chain, where
-  # the solver reads the last informant alone.
+  # Demonstrated informants repeat the relevant facts that they read, as in a chain, where the
+  # solver reads the last informant alone.
   pass_on: bool = False
   # Show all notes in the question and deal none: one agent alone can answer.
   whole_problem: bool = False

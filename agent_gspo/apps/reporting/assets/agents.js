@@ -1,6 +1,6 @@
-// What each agent writes and reads, and who reads whom.
+// Tokens that each agent writes and reads, and the graph of messages.
 
-/** An agent keeps its colour through the whole report: its place in the alphabet of its team. */
+/** Returns the color of an agent, by its name's place in the sorted team, in the whole report. */
 const agentColour = (name, names) => colour(Math.max(0, [...names].sort().indexOf(name)));
 
 function bars(title, team, names, rows, write, most) {
@@ -22,12 +22,12 @@ function agentBars(run) {
   const written = values('written_per_question');
   const read = values('read_per_question');
   const cards = [
-    bars('Tokens written a question', names, names, written, amount, most(written)),
-    bars('Tokens read a question', names, names, read, amount, most(read)),
+    bars('Tokens written per question', names, names, written, amount, most(written)),
+    bars('Tokens read per question', names, names, read, amount, most(read)),
   ];
   const relevant = values('silence_rate_relevant');
   const irrelevant = values('silence_rate_irrelevant');
-  // Both cards have the same agents: one may never have held a note of one kind.
+  // Both cards show the same agents, even if one never had a note of one kind.
   const held = names.map((_, i) => [...relevant[i], ...irrelevant[i]].some(isNumber));
   if (held.some(Boolean)) {
     const ofHolders = (all) => all.filter((_, i) => held[i]);
@@ -71,7 +71,7 @@ function readersGraph(edges, of) {
     const [wx, wy] = [ex - tip * dx, ey - tip * dy];
     return [
       svg('path', {d: `M${ax} ${ay}Q${mx} ${my} ${wx} ${wy}`, fill: 'none', stroke: tint, 'stroke-width': width, opacity: 0.75},
-        svg('title', {}, `${edge.author} to ${edge.reader}: ${amount(edge.tokens)} tokens an episode`)),
+        svg('title', {}, `${edge.author} to ${edge.reader}: ${amount(edge.tokens)} tokens per episode`)),
       svg('polygon', {points: `${ex},${ey} ${wx - (dy * tip) / 2},${wy + (dx * tip) / 2} ${wx + (dy * tip) / 2},${wy - (dx * tip) / 2}`, fill: tint}),
     ];
   });
@@ -85,13 +85,13 @@ function readersGraph(edges, of) {
   });
   const table = h('table', {},
     h('thead', {}, h('tr', {}, ['from', 'to'].map((x) => h('th', {}, x)),
-      ['messages', 'tokens', 'silent', 'for others'].map((x) => h('th', {class: 'n'}, x)))),
+      ['messages', 'tokens', 'silent', 'to others'].map((x) => h('th', {class: 'n'}, x)))),
     h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.author), h('td', {}, e.reader),
       h('td', {class: 'n'}, fixed(e.told, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(1 - e.said / e.turns)), h('td', {class: 'n'}, percent((e.said - e.told) / e.turns))))));
   const told = [of.label || 'during', isNumber(of.step) && `step ${of.step}`, of.split && `${of.split} split`].filter(Boolean).join(', ');
-  return h('div', {}, h('h3', {}, 'Who hears whom'),
-    h('p', {class: 'hint'}, `an episode, mean over one evaluation: ${told} (the newest of the trained team, without one during training, then of the untrained team); a share of the turns was silent, or for others`),
-    h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who hears whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
+  return h('div', {}, h('h3', {}, 'Who reads whom'),
+    h('p', {class: 'hint'}, `per episode, mean over one evaluation: ${told} (the newest of the trained team, else during training, else of the untrained team); silent and to others: shares of the turns`),
+    h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who reads whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
 }
 
 function agentsSection() {

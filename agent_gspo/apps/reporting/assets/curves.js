@@ -4,8 +4,8 @@ const DASHES = [null, '6 4', '2 3', '9 3 2 3', '12 4', '1 4'];
 
 const CURVES = [
   {title: 'Accuracy', keys: [['task/accuracy', 'training']], unit: '%', points: 'task/accuracy'},
-  {title: 'Tokens written a question', keys: [['tokens/written_per_question', 'training']], points: 'tokens/written_per_question', zero: true},
-  {title: 'Tokens read a question', keys: [['tokens/read_per_question', 'training']], points: 'tokens/read_per_question', zero: true},
+  {title: 'Tokens written per question', keys: [['tokens/written_per_question', 'training']], points: 'tokens/written_per_question', zero: true},
+  {title: 'Tokens read per question', keys: [['tokens/read_per_question', 'training']], points: 'tokens/read_per_question', zero: true},
   {
     title: 'Silent turns', zero: true, unit: '%',
     keys: [['comm/silence_rate_relevant', 'note relevant'], ['comm/silence_rate_irrelevant', 'note irrelevant']],
@@ -15,9 +15,9 @@ const CURVES = [
     title: 'Worth of messages, nats of the gold answer',
     keys: [['worth/relevant_nats', 'note relevant'], ['worth/irrelevant_nats', 'note irrelevant']],
   },
-  {title: 'Judgement before a message, AUC', keys: [['judgement/auc', 'training']], points: 'judgement/auc'},
-  {title: 'Tokens heard of teammates, a question', keys: [['tokens/heard_per_question', 'training']], zero: true},
-  {title: 'Sparsity of the learned graph', keys: [['graph/sparsity', 'of what could be told, the share that was not']], zero: true, unit: '%'},
+  {title: 'Judgment of notes before a message, AUC', keys: [['judgement/auc', 'training']], points: 'judgement/auc'},
+  {title: 'Tokens received from teammates per question', keys: [['tokens/heard_per_question', 'training']], zero: true},
+  {title: 'Sparsity of the learned graph', keys: [['graph/sparsity', 'share of possible messages not sent']], zero: true, unit: '%'},
   {title: 'Token price lambda_tok', keys: [['budget/lambda_tok', 'lambda_tok']], zero: true},
   {
     title: 'Reward and its terms', choose: true,
@@ -29,10 +29,10 @@ const CURVES = [
 
 const has = (run, key) => (run.series[key] || []).some(isNumber);
 
-/** What the curves show, each with the number of its colour: settings, or each of their seeds. */
+/** Returns the shown settings, or each of their seeds, with the index of their color. */
 const shownSets = () => sets.flatMap((set, i) => (view.hidden.has(i) ? [] : (view.each ? set.runs : [set]).map((run) => [run, i])));
 
-/** The lowest and the highest seed, for `chart`: smoothed as their mean is, and as measured. */
+/** Returns the lowest and highest seed for `chart`: smoothed like their mean, and raw. */
 function rangeOf(run, key, weight) {
   if (!run.low?.[key]) return {};
   const ends = [run.low[key], run.high[key]];
@@ -48,7 +48,7 @@ function linesOf(keys) {
     const y = smooth(run.series[key], view.smoothing);
     return {
       name: shown.length > 1 ? (present.length > 1 ? `${run.name}, ${name}` : run.name) : name,
-      // One run: a colour a curve. Several: a colour a run, a dash pattern a curve.
+      // One run: a color per curve. Several: a color per run, a dash pattern per curve.
       colour: colour(several ? i : k),
       dash: several ? DASHES[k % DASHES.length] : null,
       legend: present.length > 1 ? name : null,
@@ -99,7 +99,7 @@ function timeChart() {
     index = timed[i];
     made.draw();
   });
-  const made = chart('Seconds a step', () => {
+  const made = chart('Seconds per step', () => {
     const run = runs[index];
     const zeros = run.steps.map(() => 0);
     const known = parts.map(([key]) => run.series[key] || zeros);
@@ -107,7 +107,7 @@ function timeChart() {
     const rest = whole && whole.map((x, i) => Math.max(0, x - known.reduce((sum, y) => sum + (y[i] || 0), 0)));
     const areas = parts.map(([, name], k) => ({name, colour: colour(k), x: run.steps, y: known[k]}));
     if (rest) areas.push({name: 'other', colour: 'var(--muted)', x: run.steps, y: rest});
-    // The first step compiles; to scale, it would flatten all the others.
+    // The first step compiles, and would set the scale.
     const sums = run.steps.map((_, i) => areas.reduce((sum, a) => sum + (a.y[i] || 0), 0)).sort((a, b) => a - b);
     const usual = sums[Math.floor(0.95 * (sums.length - 1))];
     return {areas, most: sums[sums.length - 1] > 2 * usual ? 1.3 * usual : undefined};
@@ -136,7 +136,7 @@ function sftChart(title, shows) {
   return chart(title, () => ({
     lines: shownSets().flatMap(([run, i]) => keys.filter((key) => of(run, key).some(isNumber)).map((key) => {
       const k = keys.indexOf(key);
-      // Validations stand apart: a line joins what there is.
+      // Validations are less frequent: a line joins them.
       const kept = run.sft.steps.map((_, n) => n).filter((n) => isNumber(of(run, key)[n]));
       const y = kept.map((n) => of(run, key)[n]);
       const smoothed = key === 'sft/loss_nats' ? smooth(y, view.smoothing) : y;
@@ -153,7 +153,7 @@ function sftChart(title, shows) {
 /** Accuracy against tokens: which run is worth its price. */
 function tradeChart() {
   const tokens = 'tokens/written_per_question';
-  // What it does on questions that it was trained on says nothing of its price.
+  // Evaluations on training questions are left out.
   const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e[tokens]) && !isSeen(e);
   if (sets.flatMap((run) => run.evaluations).filter(usable).length < 2) return null;
   return chart('Accuracy against tokens written', () => {
@@ -185,7 +185,7 @@ function tradeChart() {
       tracks.push({colour: colour(i), dash: '2 4', x: team.map((e) => e[tokens]), y: team.map((e) => e['task/accuracy'])});
       tracks.push({colour: colour(i), x: told.map((e) => e[tokens]), y: told.map((e) => e['task/accuracy'])});
     });
-    return {tracks, points, unit: '%', xLabel: 'tokens written a question', xZero: true, xMargin: true};
+    return {tracks, points, unit: '%', xLabel: 'tokens written per question', xZero: true, xMargin: true};
   }).card;
 }
 
@@ -203,7 +203,7 @@ function curvesSection() {
       changed();
     }});
   const cards = [...CURVES.map(curveChart), sftChart('SFT, nats a token', (key) => key.endsWith('_nats') || key.includes('_nats_')),
-    sftChart('SFT, judgement of note holders', (key) => key.startsWith('judgement/')), tradeChart(), timeChart(), anyChart()].filter(Boolean);
+    sftChart('SFT, judgment of note holders', (key) => key.startsWith('judgement/')), tradeChart(), timeChart(), anyChart()].filter(Boolean);
   if (!cards.length) return null;
   return section(runs.some((run) => run.steps.length) ? 'Learning curves' : 'Charts', null,
     h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider),

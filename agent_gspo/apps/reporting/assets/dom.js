@@ -77,20 +77,20 @@ const sets = seedsTogether(runs);
 const several = sets.length > 1;
 const setOf = runs.map((run) => sets.findIndex((set) => set.runs.includes(run)));
 
-// What the controls at the top decide, and who wants to hear of a change.
+// State of the controls at the top, and callbacks for its changes.
 const view = {hidden: new Set(), smoothing: 0.6, each: false};
-// What a served page keeps when it is loaded anew.
+// State of a served page that is kept when it reloads.
 const kept = {open: [], filter: {}, ...(data.version && JSON.parse(sessionStorage.getItem(location.pathname)))};
 const listeners = [];
 const changed = () => listeners.forEach((listener) => listener());
 
 const isTeam = (e) => e.team || ['untrained', 'during', 'trained'].includes(e.label || 'during');
-// The trained team when it is told another price or budget than by itself.
+// The trained team at other prices or budgets in its prompts.
 const isTold = (e) => isNumber(e.told);
 // The trained team on questions that it was trained on.
 const isSeen = (e) => e.label === 'trained, training split';
 
-/** On what an evaluation was measured. */
+/** Describes split, questions and temperature of an evaluation. */
 const measured = (e) => [
   e.split && `${e.split} split`, e.questions && `${e.questions} questions`, isNumber(e.temperature) && `temperature ${e.temperature}`,
 ].filter(Boolean).join(', ');
@@ -98,7 +98,7 @@ const measured = (e) => [
 /** Whether two evaluations have the same questions, samples and temperature. */
 const asksAlike = (a, b) => ['split', 'questions', 'samples_per_question', 'temperature', 'spread'].every((field) => a[field] === b[field]);
 
-/** The evaluations before and after training, on the same questions if there are such. */
+/** Returns the evaluations before and after training, on the same questions if possible. */
 function beforeAndAfter(run) {
   const team = run.evaluations.filter(isTeam);
   const labelled = (label) => team.filter((e) => e.label === label);

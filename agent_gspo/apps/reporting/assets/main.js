@@ -10,7 +10,7 @@ function header() {
   const steps = Math.max(0, ...runs.map((run) => run.steps[run.steps.length - 1] || 0));
   const title = runs.length > 1 ? `${runs.length} runs` : runs[0].name;
   return h('header', {}, h('div', {}, h('h1', {}, title),
-    h('p', {class: 'hint'}, `agent_gspo report · ${steps} steps · ${data.written}${data.version ? ' · follows the files' : ''}`)),
+    h('p', {class: 'hint'}, `agent_gspo report · ${steps} steps · ${data.written}${data.version ? ' · updates with the files' : ''}`)),
     h('button', {onclick: toggleTheme, 'aria-label': 'light or dark'}, 'light / dark'));
 }
 
@@ -27,7 +27,7 @@ function runBar() {
   return h('nav', {'aria-label': 'runs shown in the curves'}, chips);
 }
 
-/** On a served page: loads it anew once its server has another one; `kept` outlives that. */
+/** Reloads a served page when its files have changed; `kept` survives this. */
 function follow() {
   if (!data.version) return;
   scrollTo(0, kept.scroll || 0);
@@ -38,7 +38,7 @@ function follow() {
   }, 5000);
 }
 
-/** What cannot be drawn says so in its place: the rest of the page is worth reading. */
+/** Replaces a part that cannot be drawn by its error, so that the rest of the page is shown. */
 function attempt(name, build) {
   try {
     return build();
@@ -54,6 +54,6 @@ const PARTS = [
 ];
 const page = document.getElementById('page');
 page.append(...PARTS.map(([name, build]) => attempt(name, build)).filter(Boolean));
-// Only now have the charts a width. Drawn before their observers report it, no frame is empty.
+// Charts have a width only now. Drawing before their observers fire avoids an empty frame.
 changed();
 follow();

@@ -1,6 +1,6 @@
-// The seeds of one setting as one run: means, with the lowest and the highest.
+// Pools the seeds of one setting: means, with the lowest and the highest.
 
-/** Runs whose settings differ in the seed alone, as one each; a run without others stays itself. */
+/** Pools runs whose settings differ in the seed alone; other runs are unchanged. */
 function seedsTogether(all) {
   const groups = new Map();
   all.forEach((run, i) => {
@@ -16,7 +16,7 @@ function seedsTogether(all) {
 function pooled(members) {
   const name = members[0].name.replace(/[_-]*seed[_=-]*\d+$/, '') || members[0].name;
   const evaluations = new Map();
-  // Seeds may end at different steps; of a run that went on, the later end counts.
+  // Seeds may end at different steps; in an extended run the later end counts.
   const key = (e) => [e.label, e.split, (e.label || 'during') === 'during' && e.step].join('\n');
   for (const run of members) {
     for (const [name, e] of new Map(run.evaluations.map((e) => [key(e), e]))) {

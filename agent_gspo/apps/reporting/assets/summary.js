@@ -1,9 +1,9 @@
-// The figures before and after training.
+// Figures before and after training.
 
 const FIGURES = [
   {title: 'Accuracy', short: 'accuracy', key: 'task/accuracy', write: percent, share: true, better: 1},
-  {title: 'Tokens written a question', short: 'written', key: 'tokens/written_per_question', write: amount, better: -1},
-  {title: 'Tokens read a question', short: 'read', key: 'tokens/read_per_question', write: amount, better: -1},
+  {title: 'Tokens written per question', short: 'written', key: 'tokens/written_per_question', write: amount, better: -1},
+  {title: 'Tokens read per question', short: 'read', key: 'tokens/read_per_question', write: amount, better: -1},
   {title: 'Silent turns', short: 'silent', key: 'comm/silence_rate', write: percent, share: true, better: 0},
 ];
 
@@ -22,12 +22,12 @@ function fromTraining(run) {
   };
 }
 
-/** What a figure was, is, and by how much it changed, as text and as good or bad. */
+/** Returns old and new value of a figure, and its change as a colored label. */
 function change(figure, before, after) {
   const now = (after || before)[figure.key];
   const old = after && before ? before[figure.key] : null;
   if (!isNumber(old) || !isNumber(now)) return {now, old, pill: null};
-  // Of other questions, or sampled otherwise: the difference is not what training changed.
+  // On other questions or at another temperature, the difference is not the effect of training.
   if (!asksAlike(before, after)) return {now, old, pill: null};
   const size = figure.share ? (100 * (now - old)).toFixed(1) : old ? (100 * (now / old - 1)).toFixed(0) : '';
   const text = size && `${signed(Number(size), figure.share ? 1 : 0)} ${figure.share ? 'points' : '%'}`;
@@ -36,12 +36,12 @@ function change(figure, before, after) {
   return {now, old, pill: text && h('span', {class: `pill ${kind}`}, text)};
 }
 
-/** The two records to compare, and on what they were measured. */
+/** Returns the two records to compare, and what they were measured on. */
 function compared(run) {
   let {before, after} = beforeAndAfter(run);
   if (after || (before && run.steps.length < 2)) {
     const alike = !after || measured(before) === measured(after);
-    return {before, after, source: alike ? measured(before) : `before: ${measured(before) || 'not said'}; after: ${measured(after) || 'not said'}`};
+    return {before, after, source: alike ? measured(before) : `before: ${measured(before) || 'unknown'}; after: ${measured(after) || 'unknown'}`};
   }
   if (!run.steps.length) return null;
   ({before, after} = fromTraining(run));
@@ -128,10 +128,10 @@ function summarySection() {
   const parts = [...(sets.length <= 2 ? sets.map(cards) : [comparisonTable()]), evaluationTable()].filter(Boolean);
   if (!parts.length) return section('Before and after training', 'no step and no evaluation so far');
   const trained = sets.some((set) => compared(set)?.after);
-  return section(trained ? 'Before and after training' : 'Evaluations', sets.length > 2 ? 'written and read: tokens a question; of seeds: mean, lowest to highest' : null, parts);
+  return section(trained ? 'Before and after training' : 'Evaluations', sets.length > 2 ? 'written and read: tokens per question; over seeds: mean, lowest to highest' : null, parts);
 }
 
-/** A table of settings: a row a name, a column a run. */
+/** Returns a table of settings with a row per name and a column per run. */
 function settings(names, columns, text) {
   return h('div', {class: 'card scroll'}, h('table', {class: 'config'},
     columns.length > 1 && h('thead', {}, h('tr', {}, h('th', {}, ''), columns.map((name) => h('th', {}, name)))),
@@ -150,7 +150,7 @@ function configSection() {
   const rest = same.filter((key) => !chosen.includes(key));
   return section('Configuration', null,
     differing.length > 0 && [h('p', {class: 'hint'}, 'where the runs differ'), settings(differing, runs.map((run) => run.name), text)],
-    chosen.length > 0 && [h('p', {class: 'hint'}, `${chosen.length} settings that differ from the defaults${runs.length > 1 ? ', in all runs' : ''}; "-": no default, or that of the algorithm`),
+    chosen.length > 0 && [h('p', {class: 'hint'}, `${chosen.length} settings that differ from the defaults${runs.length > 1 ? ', in all runs' : ''}; "-": no default, or set by the algorithm`),
       settings(chosen, ['here', 'default'], (key, i) => (i ? standard(key) : text(key, 0)))],
     rest.length > 0 && h('details', {}, h('summary', {}, `${rest.length} settings at their defaults`), settings(rest, [''], text)));
 }

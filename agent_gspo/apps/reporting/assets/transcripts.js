@@ -1,4 +1,4 @@
-// What the agents said: a list to search, filter and sort, with one question side by side.
+// Transcripts: a list to search, filter and sort, with episodes of a question side by side.
 
 const PAGE = 15;
 const isRight = (t) => isNumber(t.task_score) && t.task_score >= 0.5;
@@ -46,7 +46,7 @@ function marked(text, needle) {
   const parts = [];
   const lower = whole.toLowerCase();
   let at = 0;
-  // Some characters change their length in lower case; then the places do not fit.
+  // Some characters change their length in lower case; then offsets do not match.
   while (lower.length === whole.length) {
     const next = lower.indexOf(needle, at);
     if (next < 0) break;
@@ -104,7 +104,7 @@ function messageView(m, t, agents, needle) {
     isNumber(m.advantage) ? `advantage ${signed(m.advantage, 2)}` : null,
     isNumber(m.logprob) ? `log-prob ${m.logprob.toFixed(2)}` : null,
   ].filter(Boolean).join('  ·  ');
-  // What its reader gained by it, as a shade of the text: green for a gain, red for a loss.
+  // Shade of the text by its worth to the reader: green for a gain, red for a loss.
   const shade = isNumber(m.worth) && !m.silent ? Math.min(Math.abs(m.worth) / 5, 1) : 0;
   const ground = shade ? `;--worth:color-mix(in srgb, var(--${m.worth > 0 ? 'good' : 'bad'}) ${Math.round(30 * shade)}%, transparent)` : '';
   return h('div', {class: 'message' + (m.silent ? ' silent' : ''), style: `--tint:${tint}${ground}`},
@@ -127,7 +127,7 @@ function talkView(t, needle, agents, titled) {
       isNumber(t.reward) && h('span', {}, `reward ${signed(t.reward, 3)}`)));
 }
 
-/** A conversation; `others` are of the same question, `beside` the one of them shown first. */
+/** Returns an episode; `others` are of the same question, `beside` the one of them shown first. */
 function transcriptView(t, needle, open, others, beside) {
   const agents = [...new Set([t, ...others].flatMap((x) => x.messages.map((m) => m.agent)))];
   const silent = taken(t).filter((m) => m.silent).length;
