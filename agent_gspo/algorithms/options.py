@@ -180,7 +180,7 @@ class BudgetOptions(Section, name='budget'):
     super().__post_init__()
     for words in self.told_words:
       if not is_text(words) or not words.strip():
-        raise ValueError(f'budget.told_words holds {shown(words)}, which is no text to read.')
+        raise ValueError(f'budget.told_words holds {shown(words)}; must be nonblank texts.')
     if self.mode != 'fixed' and not self.lambda_max:
       raise ValueError(f'budget.lambda_max=0 must be above 0 with budget.mode={self.mode!r}.')
     for field, modes in _ONLY_UNDER.items():
@@ -196,8 +196,8 @@ class BudgetOptions(Section, name='budget'):
       self._check_told()
     elif self.told_words:
       raise ValueError(
-        f'budget.told_words={shown(self.told_words)}: budget.mode={self.mode!r} tells the team '
-        "nothing. Set it to 'conditioned' or 'target', or told_words=()."
+        f'budget.told_words={shown(self.told_words)}: budget.mode={self.mode!r} does not '
+        "read it. Set the mode to 'conditioned' or 'target', or told_words=()."
       )
 
   def _check_dual(self) -> None:
@@ -211,8 +211,8 @@ class BudgetOptions(Section, name='budget'):
       )
     if not -self.lambda_max <= self.lambda_min <= 0:
       raise ValueError(
-        f'budget.lambda_min={self.lambda_min} is not between -budget.lambda_max='
-        f'{-self.lambda_max} and 0.'
+        f'budget.lambda_min={self.lambda_min} must be from -budget.lambda_max='
+        f'{-self.lambda_max} to 0.'
       )
     if self.lambda_min and not self.budget_episode:
       raise ValueError(
@@ -224,8 +224,8 @@ class BudgetOptions(Section, name='budget'):
     words = self.told_words
     if len(words) < 2 or len(set(words)) < len(words):
       raise ValueError(
-        f'budget.told_words={shown(words)} must be two or more different texts: for prices (first '
-        'that of 0) or budgets, rising.'
+        f'budget.told_words={shown(words)} must be two or more different texts, by rising '
+        'price (from 0) or budget.'
       )
     low, high = (
       ('price_low', 'lambda_max') if self.mode == 'conditioned' else ('target_low', 'target_high')

@@ -171,8 +171,8 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   if training and config.checkpoint.keep_best and not config.evaluation.every:
     raise ValueError(
       f'checkpoint.keep_best={config.checkpoint.keep_best} with evaluation.every=0: no step is '
-      'evaluated in training, so that none is known to be the best. Set evaluation.every to the '
-      'steps between two evaluations, or checkpoint.keep_best=0.'
+      'evaluated, so the best is unknown. Set evaluation.every to the steps between two '
+      'evaluations, or checkpoint.keep_best=0.'
     )
   team = make_team(config.team)
   models.check(config, team)
@@ -227,7 +227,7 @@ def check_micro_batch(config: Config, row_shards: int) -> None:
   if config.learner.micro_batch_size % row_shards:
     raise ValueError(
       f'learner.micro_batch_size={config.learner.micro_batch_size} is not a multiple of '
-      f'mesh.data * mesh.fsdp = {row_shards}: devices share the rows of a micro-batch evenly.'
+      f'mesh.data * mesh.fsdp = {row_shards}: each device takes the same number of rows.'
     )
 
 
@@ -250,7 +250,7 @@ def _check_algorithm(config: Config, team: Team) -> None:
   elif config.rollout.group_size == config.rollout.branches == 1:
     if compared and not plugins.is_plugin(name):
       raise ValueError(
-        f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
+        f'rollout.group_size=1: advantage.name={name!r} compares episodes of one question. '
         "Take 2 or more, or advantage.name='reinforce_pp' or 'spo_single' with "
         "advantage.costs='inside'."
       )
@@ -264,22 +264,22 @@ def _check_algorithm(config: Config, team: Team) -> None:
       )
     if config.selection.resample:
       raise ValueError(
-        f'selection.resample={config.selection.resample} with rollout.group_size=1: one '
-        'conversation about a question always ties. Set selection.resample=0, or take 2 or more.'
+        f'selection.resample={config.selection.resample} with rollout.group_size=1: a '
+        'group of one always ties. Set selection.resample=0, or take 2 or more.'
       )
   given = (('credit', reward.credit, 'own_cost'), ('length_reward', reward.length_reward, 'linear'))
   for field, value, right in given if name in estimators.SUMS_OWN_COSTS else ():
     if value != right:
       raise ValueError(
-        f'reward.{field}={value!r} with advantage.name={name!r}, which adds up the costs of an '
-        f"author's turns: an episode's would count once a turn. Set reward.{field}={right!r}."
+        f'reward.{field}={value!r} with advantage.name={name!r}, which sums costs over an '
+        f"author's turns: an episode's cost would count every turn. Set reward.{field}={right!r}."
       )
   objective = config.objective
   for field in losses.CLIP_FIELDS:
     if field in objective.options:
       raise ValueError(
-        f'objective.options.{field}={shown(objective.options[field])}: the clip has fields of '
-        f'its own. Set objective.{field}.'
+        f'objective.options.{field}={shown(objective.options[field])}: must be '
+        f'set as objective.{field}.'
       )
   spanned = objective.ratio_span != 'message'
   optional = {
@@ -297,16 +297,16 @@ def _check_algorithm(config: Config, team: Team) -> None:
   cap = objective.tis_cap
   if cap and config.learner.old_logprobs == 'sampler':
     raise ValueError(
-      f"objective.tis_cap={cap} with learner.old_logprobs='sampler': ratios begin with the "
-      "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
+      f"objective.tis_cap={cap} with learner.old_logprobs='sampler': ratios already use the "
+      "sampler's log-probs; nothing to correct. Set learner.old_logprobs='trainer', "
       'or objective.tis_cap=0.'
     )
   order, span = ORDERS[config.learner.order], objective.ratio_span
   if order.by_turn and span != 'message':
     raise ValueError(
-      f'objective.ratio_span={span!r} with learner.order={config.learner.order!r}: a '
-      'mini-batch holds the messages of one turn, so that a sequence of several turns would be cut '
-      "into them. Set objective.ratio_span='message', or learner.order='shuffled'."
+      f'objective.ratio_span={span!r} with learner.order={config.learner.order!r}: '
+      'mini-batches of one turn would split a sequence of several turns. '
+      "Set objective.ratio_span='message', or learner.order='shuffled'."
     )
   updates = config.steps * order.updates(config.learner.minibatches, len(team.turns))
   if updates > _MAX_UPDATES:
@@ -330,7 +330,7 @@ def _check_sides(config: Config, team: Team) -> None:
   if config.advantage.name == 'advantage_alignment' and opponents != 'self':
     raise ValueError(
       f"rollout.opponents={opponents!r} with advantage.name='advantage_alignment', which compares "
-      "both sides; opponents' messages are not learned from. Set rollout.opponents='self'."
+      "both sides; opponents' messages are not trained on. Set rollout.opponents='self'."
     )
   for field in ('payers', 'prices'):
     named = getattr(config.reward, field)
@@ -351,14 +351,14 @@ def _check_branches(config: Config, task: Task) -> None:
   where = f'rollout.branches={branches}'
   if not isinstance(task, Environment):
     raise ValueError(
-      f'{where}: task {task.name!r} is no environment, so that a candidate earns nothing at once. '
+      f'{where}: task {task.name!r} is not an environment: candidates get no immediate reward. '
       "Set rollout.branches=1, with advantage.grouping='question_turn_agent'."
     )
   for field, right in _WITH_BRANCHES.items():
     if (value := operator.attrgetter(field)(config)) != right:
       raise ValueError(
-        f'{field}={value!r} with {where}, which compares the candidates for one turn by what each '
-        f'earns and costs at once. Set {field}={right!r}.'
+        f'{field}={value!r} with {where}, which compares the candidates for one turn by '
+        f'immediate reward and cost. Set {field}={right!r}.'
       )
   fields = set(estimators.fields_of(name))
   if (over := fields - _READ_WITH_BRANCHES) and 'taken' not in fields:
@@ -373,8 +373,8 @@ def _check_own_rewards(config: Config, task: Task) -> None:
   name, paid = config.advantage.name, config.reward.score == 'collective_vote'
   if 'reward' in estimators.fields_of(name) and not task.converse and not paid:
     raise ValueError(
-      f'advantage.name={name!r} reads `reward`, what an environment gave for each message, but '
-      f'task {task.name!r} is no environment. Read `own_rewards`, which has the task score in the '
+      f'advantage.name={name!r} reads `reward`, rewards of an environment for each message, but '
+      f'task {task.name!r} is not an environment. Read `own_rewards`: the task score in the '
       "author's last message, minus costs."
     )
 
@@ -387,20 +387,20 @@ def _check_terms(config: Config, team: Team) -> None:
     for role in team.roles:
       if role.shows_terms(wrong) and wrong != kind:
         raise ValueError(
-          f'team.roles.{role.name}.opening={role.opening!r} tells a {wrong}, but {mode} has none '
-          f'for each question. Set budget.mode={right!r}.'
+          f'team.roles.{role.name}.opening={role.opening!r} shows a {wrong}, but {mode} draws none '
+          f'per question. Set budget.mode={right!r}.'
         )
   reads_budget = 'budgets' in length_rewards.read_by(reward.length_reward)
   if reads_budget != (kind == 'budget'):
     raise ValueError(
       f'reward.length_reward={reward.length_reward!r} with {mode}: '
-      "budget.mode='target' and length_reward='told_budget' go together."
+      "set mode='target' and length_reward='told_budget', or neither."
     )
   if sheet is None:
     for field in ('evaluation.told', 'sft.follows_terms'):
       if value := operator.attrgetter(field)(config):
         raise ValueError(
-          f'{field}={shown(value)}: the team is told neither price nor budget under {mode}. Set it '
+          f'{field}={shown(value)}: agents are shown no price or budget with {mode}. Set the mode '
           "to 'conditioned' or 'target'."
         )
     return
@@ -408,15 +408,14 @@ def _check_terms(config: Config, team: Team) -> None:
     unit = (reward.cost, reward.p_write, reward.p_read, reward.p_tool, reward.prices, reward.payers)
     if unit != ('tokens', 1.0, 0.0, 0.0, {}, ()):
       raise ValueError(
-        f'team.roles.*.cue tells {{left}} of a budget in tokens written; the budget is in another '
+        f'team.roles.*.cue shows {{left}}, counted in tokens written; the budget is in another '
         f'unit with reward.cost={reward.cost!r}, p_write={reward.p_write}, '
         f'p_read={reward.p_read}, p_tool={reward.p_tool}, prices={reward.prices}, '
-        f"payers={reward.payers}. Set 'tokens', 1, 0, 0, no prices and no payers, or leave out "
-        '{left}.'
+        f"payers={reward.payers}. Set 'tokens', 1, 0, 0, no prices, no payers, or remove {{left}}."
       )
   if not any(role.shows_terms(kind) for role in team.roles):
     raise ValueError(
-      f'{mode}, but no agent is told the {kind}: write {{{kind}}} into the opening of a role '
+      f'{mode}, but no prompt shows the {kind}: write {{{kind}}} into the opening of a role '
       '(team.roles.*.opening).'
     )
 
@@ -442,14 +441,14 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
   roles = sorted({role.name for role in team.roles})
   for role in options.role_shares:
     if role not in roles:
-      raise ValueError(f'sft.role_shares.{role}: the team has the roles {", ".join(roles)}.')
+      raise ValueError(f'sft.role_shares.{role}: role must be one of {", ".join(roles)}.')
   shares = [options.role_shares.get(role.name, 1) for role in team.roles if role.learns]
   if shares and not any(shares):
     raise ValueError(f'sft.role_shares={dict(options.role_shares)} trains no role.')
   if options.addressed_probability and not team.addressing:
     raise ValueError(
-      f'sft.addressed_probability={options.addressed_probability} shows messages for some agents '
-      'only: set team.addressing=True.'
+      f'sft.addressed_probability={options.addressed_probability} needs messages with addressees: '
+      'set team.addressing=True.'
     )
   if options.validation_questions:
     task.questions('validation')  # raises where there are none

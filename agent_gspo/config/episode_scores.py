@@ -17,8 +17,8 @@ def check(config: Config, task: Task, team: Team) -> None:
   where = f'reward.score={reward.score!r}'
   if task.converse:
     raise ValueError(
-      f'{where}: task {task.name!r} brings its own episode, whose rewards take the place of scores '
-      "and need not end in an answer to compare. Set reward.score='task'."
+      f'{where}: task {task.name!r} brings its own episode, whose rewards replace scores; it may '
+      "have no answer to compare. Set reward.score='task'."
     )
   if name in estimators.GAINS:
     raise ValueError(
@@ -27,7 +27,7 @@ def check(config: Config, task: Task, team: Team) -> None:
     )
   if config.rollout.group_size == 1:
     raise ValueError(
-      f'{where} compares episodes about one question; rollout.group_size=1 must be 2 or more.'
+      f'{where} compares episodes of one question; rollout.group_size=1 must be 2 or more.'
     )
   if reward.score == 'weighted_vote' and team.decision == 'majority':
     raise ValueError(
@@ -37,13 +37,13 @@ def check(config: Config, task: Task, team: Team) -> None:
   if reward.score == 'weighted_vote' and team.roles[-1].model.startswith(ENDPOINT):
     raise ValueError(
       f'{where} weighs answers by their probabilities, which the endpoint of team.roles.'
-      f'{team.roles[-1].name}.model does not tell. Set reward.score="vote".'
+      f'{team.roles[-1].name}.model does not give. Set reward.score="vote".'
     )
   if reward.score == 'collective_vote' and (
     team.decision != 'majority' or team.topology.rounds > 1 or team.topology.edges
   ):
     raise ValueError(
-      f'{where} compares answers that agents give alone. Set team.decision="majority", '
+      f'{where} compares independent answers of agents. Set team.decision="majority", '
       'team.topology="debate" and team.rounds=1.'
     )
   if reward.score != 'tournament':
@@ -56,12 +56,12 @@ def check(config: Config, task: Task, team: Team) -> None:
   ):
     if reads_accuracy:
       raise ValueError(
-        f'{field}={value!r} with {where}, whose mean is one half for each question: questions '
-        f'do not differ in it. Set another {field}.'
+        f'{field}={value!r} with {where}, whose mean is 0.5 for every question: it '
+        f'cannot rank questions. Set another {field}.'
       )
   if config.budget.charges or reward.length_reward != 'linear':
     raise ValueError(
-      f'{where} orders by cost already; budget.lambda_tok={config.budget.lambda_tok:g} and '
+      f'{where} already ranks by cost; budget.lambda_tok={config.budget.lambda_tok:g} and '
       f'reward.length_reward={reward.length_reward!r} would count costs twice. Set all prices to 0 '
       "and reward.length_reward='linear'."
     )

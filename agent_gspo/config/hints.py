@@ -29,7 +29,7 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
   read = {author for author, _ in team.read_by_answerer}
   if not hinters:
     raise ValueError(
-      f'{where} pays agents that read the gold answer, and there is none. Add {{answer}} to the '
+      f'{where} needs an agent that reads the gold answer. Add {{answer}} to the '
       "opening of a role, or set advantage.name='worth'."
     )
   if unread := [team.names[agent] for agent in hinters if agent not in read]:
@@ -39,7 +39,7 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     )
   if not sharing.learns(reader):
     raise ValueError(
-      f'{where} pays for what {team.names[reader]!r} can learn, which does not learn '
-      '(policy.frozen, policy.learning_rates, or trains of its role). Let it learn, or set '
+      f'{where} rewards what {team.names[reader]!r} learns, but it is frozen '
+      '(policy.frozen, policy.learning_rates, or trains of its role). Train it, or set '
       "advantage.name='worth'."
     )

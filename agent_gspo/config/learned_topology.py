@@ -35,7 +35,7 @@ def resolve(options: TeamOptions) -> TeamOptions:
   folder = name.removeprefix(_PREFIX)
   if not folder.strip():  # else it would be the working directory
     raise ValueError(
-      f'team.topology={name!r} names no folder: name the workdir of a run after the colon.'
+      f'team.topology={name!r} has no folder: name the workdir of a run after the colon.'
     )
   try:
     run = records.load_run(disk.folder(folder, 'team.topology'))
@@ -44,7 +44,7 @@ def resolve(options: TeamOptions) -> TeamOptions:
   evaluation = records.with_edges(run.evaluations)
   if evaluation is None or 'team' not in run.config:
     raise ValueError(
-      f'team.topology={name!r}: {records.EVALUATIONS} of that run does not say who spoke to whom. '
+      f'team.topology={name!r}: {records.EVALUATIONS} of that run has no evaluation with edges. '
       'Name the workdir of a run that has been evaluated, of a team with edges.'
     )
   team, edges = _team(run, name), evaluation['edges']
@@ -80,5 +80,5 @@ def _team(run: records.Run, name: str) -> Team:
     return make_team(section)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
-      f'team.topology={name!r}: {run.workdir / records.CONFIG} describes no team: {error}'
+      f'team.topology={name!r}: {run.workdir / records.CONFIG} has no valid team: {error}'
     ) from error

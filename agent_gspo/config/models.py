@@ -40,6 +40,6 @@ def check(config: Config, team: Team) -> None:
       )
     if config.mesh.tensor != 1:
       raise ValueError(
-        f'{where} with mesh.tensor={config.mesh.tensor}: heads of several models are not split '
-        'together. Set mesh.tensor=1, or trains=False.'
+        f'{where} with mesh.tensor={config.mesh.tensor}: tensor parallelism supports one '
+        'model only. Set mesh.tensor=1, or trains=False.'
       )

@@ -28,7 +28,7 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
     values = {k: v for k, v in values.items() if k in config.to_dict()}
     found = config_lib.check(values, training=False)
   except (ValueError, AttributeError) as error:
-    raise ValueError(f'{where} is no config of a team: {error}') from error
+    raise ValueError(f'{where} is not a team config: {error}') from error
   ours, theirs = parts.team, found.team
   end = lambda team: (team.roles[-1].style, team.roles[-1].separator)
   asked = [len(base.asked(of.task, config.sft.held_back)) for of in (parts, found)]
@@ -39,13 +39,13 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
     (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
     (found.task.converse, 'is a team in an environment: give one that talks by its topology'),
     (found.sharing.adapters, 'has a policy for each agent: give a team that shares one'),
-    (asked[0] != asked[1], 'is a team with other questions: take its `task`'),
-    (end(ours) != end(theirs), 'ends answers otherwise: take its style and separator'),
+    (asked[0] != asked[1], 'has other questions: take its `task`'),
+    (end(ours) != end(theirs), 'ends text differently: take its style and separator'),
     (
       ours.max_message_tokens < theirs.max_message_tokens,
       f'writes longer: set team.max_message_tokens={theirs.max_message_tokens}',
     ),
-    (config.model.source.startswith('random:'), 'has weights: set model.source to its export'),
+    (config.model.source.startswith('random:'), 'needs its export as model.source'),
     (config.learner.old_logprobs == 'trainer', "needs learner.old_logprobs='sampler'"),
   ):
     if wrong:

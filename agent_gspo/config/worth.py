@@ -35,25 +35,24 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     )
   if not players:
     raise ValueError(
-      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody, so that no message '
+      f'{where}, but the last agent, {team.names[reader]!r}, reads no messages, so none '
       f'has a worth. Choose another team.topology, or {other}.'
     )
   if team.roles[reader].shows_left:
     raise ValueError(
-      f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
+      f'team.roles.{team.roles[reader].name}.cue shows {{left}}, which depends on the messages '
       f'that {where} leaves out. Remove {{left}} from it, or set {other}.'
     )
   if config.team.max_episode_tokens:
     raise ValueError(
-      f'team.max_episode_tokens={config.team.max_episode_tokens} with {where}: how long an answer '
-      'may be would depend on the messages that are left out. Set it to 0, or '
-      f'{other}.'
+      f'team.max_episode_tokens={config.team.max_episode_tokens} with {where}: the length limit of '
+      f'an answer would depend on the messages that are left out. Set it to 0, or {other}.'
     )
   answers = f'team.roles.{team.roles[reader].name}.model={team.roles[reader].model!r}'
   is_far = team.roles[reader].model.startswith(ENDPOINT)
   if is_far and config.evaluation.worth_questions:
     raise ValueError(
-      f'evaluation.worth_questions above 0 with {answers}: an endpoint scores no given answers. '
+      f'evaluation.worth_questions above 0 with {answers}: endpoints cannot score gold answers. '
       'Set evaluation.worth_questions=0.'
     )
   if not gains:
@@ -71,8 +70,8 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
   samples = settings.get('samples', 0)
   if is_far and (name == 'hill' or not samples):
     raise ValueError(
-      f'{where} with {answers}: an endpoint scores no given answers. Set '
-      "advantage.name='replay', for which it samples."
+      f'{where} with {answers}: endpoints cannot score gold answers. Set '
+      "advantage.name='replay', which samples."
     )
   imitation = settings.get('imitation', 0)
   if imitation and not sharing.learns(reader):

@@ -190,8 +190,8 @@ def parse_options(name: str, text: str) -> dict[str, float]:
   limit, buffer = ({**known, **found}.get(key) for key in ('limit', 'buffer'))
   if limit is not None and buffer is not None and buffer > limit:
     raise ValueError(
-      f'{where}={text!r}: buffer={buffer:g} is more than limit={limit:g}: the shortest answer '
-      'would be punished. Give a buffer of at most the limit.'
+      f'{where}={text!r}: buffer={buffer:g} must be at most limit={limit:g}: otherwise '
+      'even the shortest answer is penalized.'
     )
   return found
 

@@ -282,7 +282,7 @@ def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
     more = ' Raise team.max_message_tokens.' if finish == 'length' and not said else ''
     raise RefusedError(
       f'a withheld reply (finish_reason {shown(finish)}, content '
-      f'{shown(message.get("content"))}{told}), which is no silence.{more}'
+      f'{shown(message.get("content"))}{told}), not a silent one.{more}'
     )
   assert text is not None
   return text, finish != 'length', _usage(reply, least=(1, int(said)))
@@ -371,7 +371,7 @@ def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint
   except ValueError:
     whole = False
   if not whole or not re.fullmatch(r'[!-~]+', base_url):
-    raise ValueError(f'{where} is no address; must be like https://host/v1.')
+    raise ValueError(f'{where} must be an address such as https://host/v1.')
   in_path = len(api_key) >= _SECRET and api_key in base_url
   if in_path or '@' in parts.netloc or re.search(r'[?#\\;&=%]', base_url):
     raise ValueError(

@@ -154,7 +154,7 @@ class RolloutOptions(Section, name='rollout'):
     if self.engine and (self.opponents != 'self' or self.must_speak):
       raise ValueError(
         f'rollout.engine={self.engine!r} with rollout.opponents={self.opponents!r} and '
-        f'rollout.must_speak={self.must_speak}: a server has one set of weights and masks no first '
+        f'rollout.must_speak={self.must_speak}: a server has one set of weights and cannot mask '
         "tokens. Set rollout.opponents='self' and rollout.must_speak=0, or rollout.engine=''."
       )
     alone = {'opponents': 'self', 'branches': 1}

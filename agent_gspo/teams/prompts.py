@@ -68,7 +68,7 @@ class PromptWriter:
     if len(separator) != 1:
       raise ValueError(
         f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
-        f'{len(separator)} tokens; choose one that is a single token.'
+        f'{len(separator)} tokens; must be a single token.'
       )
     return int(separator[0])
 

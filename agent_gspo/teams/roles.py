@@ -131,7 +131,7 @@ class Role:
       raise ValueError(f'{where}.separator is empty; must be the text that ends a plain message.')
     if self.shows_left and self.examples:
       raise ValueError(
-        f'{where}.cue={self.cue!r} tells the tokens left, which no example has. Set examples=().'
+        f'{where}.cue={self.cue!r} shows {{left}}, which examples lack. Set examples=().'
       )
     variables = f'{where}.chat_variables={shown(self.chat_variables)}'
     if self.chat_variables and self.style != 'chat':
@@ -183,7 +183,7 @@ def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     raise ValueError(
-      f'{where}={template!r} is no template: {error}. Write a literal brace twice.'
+      f'{where}={template!r} is malformed: {error}. Write a literal brace twice.'
     ) from None
   fields = _fields(template)
   formats = [f':{form}' if form else f'!{kind}' for _, _, form, kind in parsed if form or kind]

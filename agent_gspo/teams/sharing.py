@@ -60,8 +60,8 @@ def make_sharing(
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if len(others) == len(names):
     raise ValueError(
-      'team.roles.*.model gives every agent another model, so that model.source has no messages '
-      'to learn from. Set one to empty.'
+      'team.roles.*.model is set for every agent, so model.source has no messages to train on. '
+      'Leave one empty.'
     )
   frozen_others = frozenset(others).difference(learners)
   if kind == 'shared':
@@ -69,8 +69,8 @@ def make_sharing(
     return Sharing(trained=everybody - frozen_others if frozen_others else None)
   if own := [names[n] for n in sorted(learners) if names[n] in frozen or rates]:
     raise ValueError(
-      f'policy.frozen={tuple(frozen)} and policy.learning_rates={tuple(rates)} are of adapters, '
-      f'but {own[0]} has a model of its own that learns at learner.learning_rate. Leave '
+      f'policy.frozen={tuple(frozen)} and policy.learning_rates={tuple(rates)} need adapters, '
+      f'but {own[0]} has its own model, trained at learner.learning_rate. Leave '
       f'learning_rates empty and {own[0]} out of frozen.'
     )
   rates = rates or (learning_rate,) * len(names)
@@ -78,8 +78,8 @@ def make_sharing(
   trained = [n for n in free if rates[n]]
   if not trained:
     raise ValueError(
-      f'policy.learning_rates={tuple(rates)} and policy.frozen={tuple(frozen)} leave nobody who '
-      'learns: give an agent that is not frozen a rate above 0.'
+      f'policy.learning_rates={tuple(rates)} and policy.frozen={tuple(frozen)} train no agent: '
+      'give an agent that is not frozen a rate above 0.'
     )
   adapted = [n for n in range(len(names)) if n not in others] if kind == 'adapters' else free
   scale = [rates[n] / learning_rate if n in trained else 0.0 for n in adapted]
@@ -94,8 +94,8 @@ def _check(kind, frozen, rates, names, lora_rank) -> None:
   if kind == 'shared':
     if frozen or rates:
       raise ValueError(
-        f'policy.frozen={frozen} and policy.learning_rates={rates} are of agents with a policy '
-        "of their own: set policy.sharing to 'adapters' or 'mix', or leave both empty."
+        f'policy.frozen={frozen} and policy.learning_rates={rates} need a policy per agent: '
+        "set policy.sharing to 'adapters' or 'mix', or leave both empty."
       )
     return
   if not all(isinstance(name, str) for name in frozen):
@@ -108,14 +108,11 @@ def _check(kind, frozen, rates, names, lora_rank) -> None:
       f'policy.frozen: no agent is called {", ".join(unknown)}; there are {", ".join(names)}.'
     )
   if set(frozen) == set(names):
-    raise ValueError(f'policy.frozen={frozen} names every agent: nobody would learn.')
+    raise ValueError(f'policy.frozen={frozen} must leave an agent to train.')
   if kind == 'mix' and not frozen:
-    raise ValueError(
-      "policy.sharing='mix' needs agents that are frozen: name them in policy.frozen."
-    )
+    raise ValueError("policy.sharing='mix' needs frozen agents: name them in policy.frozen.")
   numbers = all(is_number(rate) and rate >= 0 for rate in rates)
   if rates and (not numbers or len(rates) != len(names)):
     raise ValueError(
-      f'policy.learning_rates={rates} must be {len(names)} rates that are not negative, one an '
-      'agent.'
+      f'policy.learning_rates={rates} must be {len(names)} nonnegative rates, one per agent.'
     )

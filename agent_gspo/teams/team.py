@@ -224,9 +224,7 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
       )
   names = unique_names(members)
   if len(set(names)) < len(names):
-    raise ValueError(
-      f'team.agents would be called {", ".join(names)}, two of them the same; rename a role.'
-    )
+    raise ValueError(f'team.agents has repeated names: {", ".join(names)}; rename a role.')
   if options.addressing:
     for name in names:
       if addressing.split(addressing.tag(name)) != ((name,), ''):

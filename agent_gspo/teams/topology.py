@@ -52,11 +52,11 @@ class Topology:
       for i, j in sorted(edges):
         if i == j or not (0 <= i < self.num_agents and 0 <= j < self.num_agents):
           raise ValueError(
-            f'team.{field}: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
+            f'team.{field}: ({i}, {j}) must join two of the agents 0..{self.num_agents - 1}.'
           )
     if strangers := sorted(self.last_round_only - set(range(self.num_agents))):
       raise ValueError(
-        f'last_round_only={strangers} must be of the agents 0..{self.num_agents - 1}.'
+        f'last_round_only={strangers} must be among agents 0..{self.num_agents - 1}.'
       )
     _ = self.layers  # a cycle is an error
     if twice := sorted(self.edges & self.previous_round):
@@ -210,7 +210,7 @@ def _pairs(field: str, edges: Iterable[Sequence[int]]) -> frozenset[Edge]:
   for edge in edges:
     pair = isinstance(edge, list | tuple) and len(edge) == 2
     if not pair or not all(map(is_whole, edge)):
-      raise ValueError(f'team.{field}: {edge!r} is no (author, reader) pair of agent numbers.')
+      raise ValueError(f'team.{field}: {edge!r} must be agent numbers (author, reader).')
   return frozenset((i, j) for i, j in edges)
 
 
@@ -221,7 +221,7 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
   with plugins.guard(where, name.partition(':')[0]):
     made = function(num_agents=num_agents, rounds=rounds)
   if not isinstance(made, Topology):
-    raise ValueError(f'team.topology={name!r} returned a {type(made).__name__}, no Topology.')
+    raise ValueError(f'team.topology={name!r} returned {type(made).__name__}, not a Topology.')
   if (made.num_agents, made.rounds) != (num_agents, rounds):
     raise ValueError(
       f'team.topology={name!r} returned {made.num_agents} agents and {made.rounds} rounds; '

@@ -40,7 +40,7 @@ def taught(
   questions = [dataclasses.replace(asked[int(i)], terms=terms) for i in rollout.drawn]
   if [q.id for q in questions] != [q.id for q in rollout.questions]:
     raise ValueError(
-      f'objective.teacher={setup.config.objective.teacher!r} is a team with other questions: take '
+      f'objective.teacher={setup.config.objective.teacher!r} has other questions: take '
       'its `task` and sft.held_back.'
     )
   policy = setup.policy(

@@ -205,9 +205,9 @@ class Learner:
     name = self.config.objective.name
     if isinstance(error, UncountedLossError):
       return PluginError(f'objective.name={name!r} returned {error}; must return a count above 0.')
-    own = f'Mend objective.name={name!r}, if it is that, or lower' if is_plugin(name) else 'Lower'
+    own = f'Fix objective.name={name!r}, lower' if is_plugin(name) else 'Lower'
     return NonFiniteLossError(
-      f'{error} in {where}. {own} {self.config.policy.rate_field} or look at these questions.'
+      f'{error} in {where}. {own} {self.config.policy.rate_field} or inspect these questions.'
     )
 
   def _indices(self, rollout: RolloutBatch, kept: np.ndarray, step: int) -> Iterator[np.ndarray]:

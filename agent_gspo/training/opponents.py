@@ -162,7 +162,7 @@ def frozen_checkpoint(config: Config) -> Saved | None:
   if config.model.lora_rank and config.model.source.startswith('random:'):
     raise ValueError(
       f'{where} with model.lora_rank={config.model.lora_rank} and model.source='
-      f'{config.model.source!r}: the other run has other weights below its adapters. Set '
+      f'{config.model.source!r}: that run has other base weights. Set '
       'model.lora_rank=0, or take a pretrained model.'
     )
   try:

@@ -111,20 +111,19 @@ class SFTOptions(Section, name='sft'):
     super().__post_init__()
     if self.steps and self.epochs:
       raise ValueError(
-        f'sft.steps={self.steps} and sft.epochs={self.epochs} both say how long SFT is. Set one of '
-        'them to 0.'
+        f'sft.steps={self.steps} and sft.epochs={self.epochs} both set the length of SFT. Set one '
+        'to 0.'
       )
     if self.held_back and not self.is_asked_for:
       raise ValueError(
-        f'sft.held_back={self.held_back} holds questions out of SFT, but there is none: set '
-        'sft.epochs, or sft.held_back to 0.'
+        f'sft.held_back={self.held_back} needs SFT: set sft.epochs, or sft.held_back to 0.'
       )
     for role, share in self.role_shares.items():
       if not is_number(share) or not 0 <= share <= 1:
         raise ValueError(f'sft.role_shares.{role}={shown(share)} must be a number from 0 to 1.')
     if self.is_asked_for and self.patience and not self.validation_questions:
       raise ValueError(
-        f'sft.patience={self.patience} needs a loss to look at: set sft.validation_questions.'
+        f'sft.patience={self.patience} needs a validation loss: set sft.validation_questions.'
       )
 
   @property

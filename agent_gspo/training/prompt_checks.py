@@ -136,8 +136,8 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
   ).shown(0)
   if not shown:
     raise ValueError(
-      f'sft: of {parts.config.sft.questions} questions of task {parts.task.name!r} no '
-      'demonstration is known that fits into the messages of the team. Raise '
+      f'sft: none of {parts.config.sft.questions} questions of task {parts.task.name!r} has '
+      "a demonstration that fits into the team's messages. Raise "
       'team.max_message_tokens, team.roles.*.max_tokens or, where it is set, '
       'team.max_episode_tokens; or raise sft.terse_probability, if the task has shorter ones.'
     )
@@ -224,8 +224,8 @@ def _about_word(
   if question is not None and word in ' '.join(texts).split():
     return (
       f'{where}.opening={role.opening!r}: question {question.id} of task {parts.task.name!r} holds '
-      f'the word {word!r}, {lacks}. Use a model that knows it, or a task that writes its '
-      "marks apart (relay: task.options.text_style='words')."
+      f'the word {word!r}, {lacks}. Use a model that knows it, or a task that separates '
+      "punctuation (relay: task.options.text_style='words')."
     )
   fields = {
     'system': role.system,
@@ -240,7 +240,7 @@ def _about_word(
     return f'{where}.{inside[0]} holds the word {word!r}, {lacks}. Use words that it knows.'
   parts_of = [f for f, text in fields.items() if any(piece in word for piece in text.split())]
   return (
-    f'{where}: the word {word!r}, {lacks}, comes about where one text runs into the next '
+    f'{where}: the word {word!r}, {lacks}, arises where two texts join '
     f'({", ".join(parts_of) or "opening"}). Begin and end these with a space or a line break.'
   )
 

@@ -48,7 +48,7 @@ def check_routing(config: Config, model: ModelConfig) -> None:
     return
   if not model.num_experts:
     source = config.model.source
-    raise ValueError(f'{where} model.source={source!r}, no mixture of experts. {off}.')
+    raise ValueError(f'{where} model.source={source!r}, which has no experts. {off}.')
   if replayed == 'trainer' != old:
     raise ValueError(
       f"{where} learner.old_logprobs={old!r}. {off} or learner.old_logprobs='trainer'."
@@ -69,7 +69,7 @@ def _check_added(config: Config, field: str) -> None:
     )
   if name in estimators.GAINS or 'baselines' in estimators.fields_of(name):
     raise ValueError(
-      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. {off}, '
+      f'{where} advantage.name={name!r}, which needs episodes of the newest weights. {off}, '
       "or advantage.name='per_component'."
     )
 
@@ -83,7 +83,7 @@ def _check_share(parts: config_lib.Parts) -> None:
     (hosts.count() > 1, f'{hosts.count()} processes: a node is one process'),
     (
       parts.term_sheet is not None,
-      'prices or budgets that agents are told: each node draws its own',
+      'prices or budgets in prompts: each node draws its own',
     ),
     (parts.team.has_tools, 'tools, whose results are not exchanged'),
     (

@@ -127,8 +127,8 @@ def joined(task: Task, record: Mapping[str, Any], figures: Mapping[str, float]) 
   """
   if both := record.keys() & figures.keys():
     raise PluginError(
-      f'{checked.name_of(task)}: policy_figures returned {min(both)!r}, which evaluations report '
-      'themselves; name it otherwise.'
+      f'{checked.name_of(task)}: policy_figures returned {min(both)!r}, which evaluations already '
+      'report; rename it.'
     )
   return {**record, **{name: float(figure) for name, figure in figures.items()}}
 

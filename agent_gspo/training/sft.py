@@ -352,7 +352,7 @@ def load_cached(file: pathlib.Path, like: Params) -> Params | None:
   try:
     flat = safetensors.numpy.load_file(file)
     if _shapes(flat) != _shapes(_flat(like)):
-      raise ValueError('it is of another model')
+      raise ValueError('other weight shapes')
   except (OSError, ValueError, safetensors.SafetensorError) as error:
     warnings.warn(f'{file} is damaged ({error}): SFT runs anew', stacklevel=2)
     return None

@@ -1,4 +1,4 @@
-"""What holds for every estimator, and the price under each."""
+"""Tests what every estimator shares, and the price under each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EPS = 1e-6
 
 
 def _messages(seed: int = 0):
-  """`(question, agent, turn, episode, role, task, costs)` of uneven groups in no order."""
+  """Returns `(question, agent, turn, episode, role, task, costs)` of uneven groups."""
   rng = np.random.default_rng(seed)
   question, agent, turn, sample = rng.integers(0, (4, 3, 2, 2), (60, 4)).T
   task = rng.integers(0, 2, 60).astype(np.float32)
@@ -33,7 +33,7 @@ def _messages(seed: int = 0):
 
 
 def _oracle(normalize: str, task, costs, members, floor: float) -> np.ndarray:
-  """Loop over groups in float64; population standard deviation."""
+  """Returns advantages by a loop over groups in float64, with the population deviation."""
   task, costs = task.astype(np.float64), costs.astype(np.float64)
   reward = task - costs
   out = np.zeros(len(task))
@@ -106,7 +106,7 @@ def test_group_of_one_is_zero(normalize):
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('size', [7, 24])
 def test_equal_rewards_give_no_advantage(normalize, size):
-  """The rounding error of a mean must not be blown up by division with a tiny deviation."""
+  """A mean's rounding error must not be divided by a tiny deviation."""
   costs, groups = np.full(size, 0.013, np.float32), np.zeros(size, int)
   for value in (0.9, 0.976, 0.3, 1 / 3, 0.97, 1.0):
     found = normalized(normalize, np.full(size, value, np.float32), costs, groups)
@@ -126,14 +126,14 @@ _WRITTEN = np.float32([0, 4, 10, 20])
 
 
 def _at_price(normalize: str, price: float, task: float) -> np.ndarray:
-  """One question, four episodes that all score `task` and write 0 to 20 tokens."""
+  """Returns advantages of four episodes that score `task` and write 0 to 20 tokens."""
   costs = np.float32(price) * _WRITTEN
   return np.asarray(normalized(normalize, np.full(4, task, np.float32), costs, np.zeros(4, int)))
 
 
 @pytest.mark.parametrize('task', [0.0, 1.0])
 def test_price_cancels_under_group_std_where_task_scores_tie(task):
-  """The trap: any price above 0 acts at full strength, even where everybody is wrong."""
+  """Any price above 0 acts at full strength, even if all episodes are wrong."""
   low, high = _at_price('group_std', 1e-4, task), _at_price('group_std', 1e-2, task)
   np.testing.assert_allclose(low, high, rtol=2e-3)
   assert low[0] > 1  # silence is worth more than a standard deviation
@@ -142,13 +142,13 @@ def test_price_cancels_under_group_std_where_task_scores_tie(task):
 
 @pytest.mark.parametrize('task', [0.0, 1.0])
 @pytest.mark.parametrize('normalize', ['per_component', 'group_mean'])
-def test_price_keeps_its_meaning_elsewhere(normalize, task):
+def test_other_normalizations_keep_the_scale_of_a_price(normalize, task):
   low, high = _at_price(normalize, 1e-4, task), _at_price(normalize, 1e-2, task)
   np.testing.assert_allclose(100 * low, high, rtol=1e-2)
   np.testing.assert_allclose(high, -1e-2 * (_WRITTEN - _WRITTEN.mean()), rtol=1e-3, atol=1e-7)
 
 
-def test_std_floor_bounds_the_trap():
+def test_std_floor_bounds_the_effect_of_a_small_price():
   costs = np.float32(1e-4) * _WRITTEN
   found = normalized('group_std', np.zeros(4, np.float32), costs, np.zeros(4, int), std_floor=0.1)
   assert np.abs(found).max() < 0.02
@@ -156,19 +156,19 @@ def test_std_floor_bounds_the_trap():
 
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
 def test_group_in_which_all_are_silent(normalize):
-  """It has no signal of its own, and lends none to the other group."""
+  """It has no signal, and must not change the other group's."""
   groups = np.repeat([0, 1], 4)
   task = np.float32([0, 0, 0, 0, 1, 0, 1, 0])
   costs = np.float32([0, 0, 0, 0, 0.1, 0.2, 0, 0.1])
   found = np.asarray(normalized(normalize, task, costs, groups))
   np.testing.assert_array_equal(found[:4], 0.0)
   assert (found[4:] != 0).all()
-  if normalize != 'batch_std':  # whose scale is everybody's
+  if normalize != 'batch_std':  # whose scale is of the whole batch
     alone = normalized(normalize, task[4:], costs[4:], groups[4:] * 0)
     np.testing.assert_allclose(found[4:], alone, atol=1e-6)
 
 
-# The front.
+# The public functions.
 
 # Their baseline is not the group's: the batch, a posterior, a virtual reward.
 _NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo', 'rae')
@@ -180,7 +180,7 @@ _OWN_GROUPS = ('agent_turn', 'counterfactual')
 
 
 def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
-  """The messages `where`, in that order."""
+  """Selects the messages `where`, in that order."""
   rows = lambda k, v: np.asarray(v) if k == 'baselines' else np.asarray(v)[..., where]
   chosen = {k: rows(k, v) for k, v in x.items() if v is not None}
   chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
@@ -188,22 +188,22 @@ def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
 
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
-def test_another_number_of_messages_compiles_nothing(name):
-  """Steps differ in it; each program would take a second, and its memory stays."""
+def test_batch_size_triggers_no_compilation(name):
+  """Steps differ in their number of messages; each compilation would take a second."""
   x = some_inputs(7, 'question_agent')
   timed: list[str] = []
   jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: timed.append(event))
   lib.advantage(_select(x, np.arange(len(x.task) - 3)), name, costs='apart')
   assert not timed
   jax.jit(lambda y: y + 1)(np.zeros(4))
-  assert any('compile' in event for event in timed)  # so that there was something to hear
+  assert any('compile' in event for event in timed)  # the listener hears compilations
 
 
 def over_baselines(task, baselines):
   return task - baselines.mean()
 
 
-def test_an_estimator_that_sets_no_baselines_keeps_those_there_are():
+def test_an_estimator_without_baselines_keeps_the_old_ones():
   x = some_inputs(7, 'question_agent')
   found = lib.advantage(x, f'{__name__}:over_baselines')
   np.testing.assert_array_equal(found.baselines, x.baselines)
@@ -227,7 +227,7 @@ def test_baselines_of_an_estimator_of_ones_own_are_checked():
   for roles, told in ((3, r'an array of shape \(3,\)'), (0, "a str, 'none'")):
     with pytest.raises(lib.plugins.PluginError, match=f'as baselines, returned {told}; .* 2 roles'):
       lib.advantage(x, name, roles=roles)
-  with pytest.raises(lib.plugins.PluginError, match='but does not read `baselines`: take'):
+  with pytest.raises(lib.plugins.PluginError, match='but does not read `baselines`: add'):
     lib.advantage(x, f'{name}_unread')
 
 
@@ -246,7 +246,7 @@ def test_any_order_of_messages_gives_the_same(name):
 
 
 @pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in _NOT_OF_THE_GROUP])
-def test_message_that_nothing_is_compared_with_has_no_advantage(name):
+def test_a_message_alone_in_its_group_has_no_advantage(name):
   x = some_inputs(7, 'question_agent')
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
   np.testing.assert_array_equal(found.values, 0)
@@ -263,8 +263,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
 
 @pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in ('hiper', 'mars2', 'rae')])
 @pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
-def test_rewards_that_all_tie_give_no_advantage(name, reward):
-  """Above all not a rounding error divided by a rounding error."""
+def test_tied_rewards_give_no_advantage(name, reward):
   x = some_inputs(7)
   full = lambda value: np.full(len(x.task), value, np.float32)
   options = {'best': np.float32(reward)} if name == 'ngrpo' else {}
@@ -276,7 +275,7 @@ _MEASURED = ('gain', 'plain_gain', 'plain_costs', 'silence_costs')
 
 
 def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
-  """Four tied groups of 3, 5, 6 and 7 messages, and four in which rewards differ.
+  """Returns four tied groups of 3, 5, 6 and 7 messages, and four in which rewards differ.
 
   A group is a question with an agent of its own and one message an episode.
   """
@@ -309,7 +308,7 @@ _TIES = (0.1, 0.3, 0.7, 1 / 3, 0.9, 0.976, 0.013, 1.0, 1e-3, 123.4)
 @pytest.mark.parametrize('options', [{}, {'costs': 'apart'}])
 @pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
 def test_ties_among_other_groups_give_exactly_0(name, options):
-  """A rounding error would count as a message that a clip can act on."""
+  """A rounding error would count as a message that can be clipped."""
   runs = [options, {**options, 'whiten': True}] if name == 'per_component' else [options]
   for task, cost, given in itertools.product(_TIES, (0.0, 0.1, 0.013), runs):
     x = _ties_among_others(task, cost)
@@ -384,7 +383,7 @@ def test_a_reward_at_the_mean_of_its_group_has_advantage_0():
 
 @pytest.mark.parametrize('name', [n for n in _BY_REWARD if n != 'rae'])
 def test_group_in_which_all_are_silent_and_wrong(name):
-  """Question 5 of `some_inputs`; alone in the batch, so that no statistic of others moves it."""
+  """Tests question 5 of `some_inputs` alone, without statistics of other questions."""
   x = some_inputs(7)
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 5)), name)
   expected = -1 / np.sqrt(5) if name == 'ngrpo' else 0  # five zeros and a one
@@ -434,7 +433,7 @@ def test_solved_groups_still_feel_a_price_under_costs_apart():
 
 
 def test_a_price_brings_back_only_what_was_dropped_for_a_tie(monkeypatch):
-  """An estimator of one's own may drop a message that has an advantage."""
+  """A custom estimator may drop a message that has an advantage."""
   drops = lambda rewards: lib.Advantage(
     values=np.float32([0, 0.5, 0.5]), kept=np.float32([0, 0, 1])
   )
@@ -449,7 +448,7 @@ def test_a_price_brings_back_only_what_was_dropped_for_a_tie(monkeypatch):
 
 
 def test_equal_costs_bring_nothing_back():
-  """0.013 in each of 24 messages has a mean that is off by a rounding error."""
+  """The mean of 24 costs of 0.013 has a rounding error."""
   zeros, ones = np.zeros(24, int), np.ones(24, np.float32)
   solved = lib.AdvantageInputs(
     task=ones, costs=ones, groups=zeros, question=zeros,
@@ -506,7 +505,7 @@ def test_options_are_the_keyword_parameters():
     ('rewards, *, scale', "option 'scale' needs a number"),
   ],
 )
-def test_an_estimator_of_ones_own_reads_what_there_is(text, message, tmp_path, monkeypatch):
+def test_a_custom_estimator_reads_known_fields_only(text, message, tmp_path, monkeypatch):
   (tmp_path / 'own_estimator.py').write_text(f'def f({text}): return None')
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'own_estimator', raising=False)

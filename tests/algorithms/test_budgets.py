@@ -1,4 +1,4 @@
-"""Prices under control: the rules from their formulas, and closed loops on simulated teams."""
+"""Tests price controllers against their formulas and in closed loops on simulated teams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seen(cost=10.0, message=2.0, accuracy=0.9) -> Observation:
 
 
 def prices(options, costs, state=None, **fields):
-  """Prices after each of the costs, and the last state."""
+  """Returns the prices after each of the costs, and the last state."""
   state, found = state or budgets.init(options.lambda_tok), []
   for cost in costs:
     state = update(options, state, seen(cost, **fields))
@@ -55,7 +55,7 @@ def by_hand(costs, budget, eta, lookahead, lambda_max, start=0.0, lambda_min=0.0
 @pytest.mark.parametrize(('start', 'lowest'), [(0.0, 0.0), (0.02, 0.0), (0.02, -0.03)])
 def test_dual_equals_its_formula(lookahead, start, lowest):
   costs = np.random.default_rng(0).uniform(5, 40, 50)
-  costs[[7, 20]] = 0.0  # everybody silent
+  costs[[7, 20]] = 0.0  # all silent
   costs[30:40] *= 5  # up to the highest price, and back
   options = BudgetOptions(
     mode='dual',
@@ -75,7 +75,7 @@ def test_dual_equals_its_formula(lookahead, start, lowest):
 
 @pytest.mark.parametrize('scale', [1e-3, 50.0])
 def test_price_follows_the_unit_of_the_budget(scale):
-  """Cost in another unit (money, say): the same control, prices per that unit."""
+  """Scales costs to another unit, such as money: prices scale inversely."""
   costs = np.array([60.0, 50, 41, 30, 22, 21, 20])
   one = BudgetOptions(mode='dual', budget_episode=20.0, lambda_max=0.05)
   other = dataclasses.replace(one, budget_episode=20.0 * scale, lambda_max=0.05 / scale)
@@ -198,7 +198,7 @@ def test_the_lasting_price_of_a_floor_is_at_most_the_highest():
 
 @pytest.mark.parametrize('start', [0.005, 0.01, 0.02, 0.5])
 def test_a_floor_that_starts_dear_lets_go_of_its_first_price(start):
-  """Above `lambda_max` as well, where `tiny` starts when only its mode is changed."""
+  """Includes a start above `lambda_max`, as `tiny` has if only its mode is changed."""
   options = BudgetOptions(mode='accuracy_floor', floor=0.8, lambda_tok=start, lambda_max=0.01)
   found, state = prices(options, [10.0] * 40, accuracy=0.0)
   assert found.max() == 0.0  # one band below the floor there is no price
@@ -231,7 +231,7 @@ def test_metrics_hold_the_whole_control():
 
 
 def loop(options, respond, seed=0, steps=80, start=62.0, need=None):
-  """Tokens and accuracies of a run; `respond(log tokens, acting price)` is their change."""
+  """Returns tokens and accuracies of a run; `respond(log tokens, price)` is their change."""
   rng, state = np.random.default_rng(seed), budgets.init(options.lambda_tok)
   y, acting, tokens, accuracies = math.log(start), 0.0, [], []
   for _ in range(steps):
@@ -273,7 +273,7 @@ def test_dual_settles_on_three_budgets(team):
 
 @pytest.mark.parametrize('response', [1.5, 3.0])
 def test_a_budget_is_held_against_a_drift_by_a_price_of_either_sign(response):
-  """A team that needs ever fewer tokens by itself leaves an upper limit behind."""
+  """A team that uses ever fewer tokens by itself falls below an upper limit."""
   drifting = lambda y, price, _: -response * (price + 0.004)
   for budget in (15.0, 25.0, 40.0):
     limit = BudgetOptions(mode='dual', budget_episode=budget, lambda_max=0.03)
@@ -287,7 +287,7 @@ def test_a_budget_is_held_against_a_drift_by_a_price_of_either_sign(response):
 
 
 def test_plain_dual_ascent_runs_through_the_budget():
-  """Why the default looks ahead."""
+  """Shows why `dual_lookahead` is above 0 by default."""
   options = BudgetOptions(mode='dual', budget_episode=25.0, dual_lookahead=0.0, lambda_max=0.03)
   tokens, _ = loop(options, TEAMS['middle'])
   assert tokens[-20:].mean() < 0.6 * 25
@@ -322,7 +322,7 @@ def test_every_mode_has_a_controller():
     ({'eta': 0.0}, r'budget.eta=0.0 must be above 0'),
     ({'floor_band': 0.0}, r'budget.floor_band=0.0 must be above 0'),
     ({'dual_eta': -1.0}, r'budget.dual_eta=-1.0 must be above 0'),
-    ({'mode': 'accuracy_floor', 'lambda_max': 0.0}, r'budget.lambda_max=0 leaves'),
+    ({'mode': 'accuracy_floor', 'lambda_max': 0.0}, r'budget.lambda_max=0 must be above 0'),
     ({'mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode or budget.budget_mess'),
     (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_tok': 0.1},
@@ -330,7 +330,7 @@ def test_every_mode_has_a_controller():
     ),
     (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': -0.02},
-      r'budget.lambda_min=-0.02 is not between -budget.lambda_max=-0.01 and 0',
+      r'budget.lambda_min=-0.02 must be from -budget.lambda_max=-0.01 to 0',
     ),
     (
       {'mode': 'dual', 'budget_message': 5.0, 'lambda_min': -0.005},
@@ -338,7 +338,7 @@ def test_every_mode_has_a_controller():
     ),
     (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': 0.005},
-      r'budget.lambda_min=0.005 is not between',
+      r'budget.lambda_min=0.005 must be from',
     ),
     (
       {'budget_episode': 20.0},

@@ -1,4 +1,4 @@
-"""Objectives against float64 loops written from the formulas (`packed_cases`)."""
+"""Compares objectives with float64 loops written from the formulas (`packed_cases`)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_shapes_are_checked():
 
 
 class OracleTest(chex.TestCase):
-  """The value, with and without jit."""
+  """Compares values with the oracle, with and without jit."""
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(*_NAMES)
@@ -210,7 +210,7 @@ def test_padding_and_order_change_nothing(name):
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_one_message_a_row_equals_all_in_one_array(name):
-  """Unpacked: rows of one message each, padded to the longest; also a batch of one."""
+  """Tests rows of one message each, padded to the longest, and a batch of one."""
   x = case(4, scramble=False)
   result, gradient = run(name, x)
   total, count, rows = 0.0, 0.0, []
@@ -268,7 +268,7 @@ def _one(log_ratio: float, advantage: float) -> PackedTokens:
   [(2.0, 1.0, False), (0.5, 1.0, True), (2.0, -1.0, True), (0.5, -1.0, False), (1.0, -1.0, True)],
 )
 def test_clip_takes_the_pessimistic_side(name, ratio, advantage, passes):
-  """With A < 0 a ratio that has grown still gets its gradient; `max` would drop it."""
+  """With A < 0 a grown ratio keeps its gradient; `max` would drop it."""
   result, gradient = run(name, _one(float(np.log(ratio)), advantage))
   length = OPTIONS[name].get('max_length', 1.0)
   np.testing.assert_allclose(gradient, [ratio * advantage / length if passes else 0.0], rtol=1e-6)
@@ -338,7 +338,7 @@ def test_nothing_but_padding_is_zero_of_zero(name):
 
 @pytest.mark.parametrize('name', WITH_CLIP)
 def test_four_steps_on_one_rollout_are_partly_clipped(name):
-  """A tabular policy, K = 4: ratio exactly 1 at the first step, partly clipped after it."""
+  """Takes K = 4 steps of a tabular policy: ratio 1 at the first, partly clipped later."""
   rng = np.random.default_rng(0)
   owner = np.repeat(np.arange(16), rng.integers(1, 6, 16))
   context = jnp.asarray(rng.integers(0, 5, len(owner)))
@@ -404,7 +404,7 @@ def test_the_section_of_a_config_is_an_objective(section, expected):
 def test_an_objective_without_spans_is_refused_them(span):
   losses.from_config(ObjectiveOptions('gmpo'), max_length=7)
   with pytest.raises(
-    ValueError, match=f"objective.ratio_span='{span}': 'gmpo' takes messages only"
+    ValueError, match=f"objective.ratio_span='{span}' must be \"message\" for 'gmpo'"
   ):
     losses.from_config(ObjectiveOptions('gmpo', ratio_span=span), max_length=7)
 

@@ -1,4 +1,4 @@
-"""Spans against loops written from the formulas."""
+"""Compares span ratios with loops written from the formulas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_span_statistics():
 
 
 def _true_span_objective(name: str, x: PackedTokens, span: np.ndarray, live):
-  """`mean over spans of min(s A, clip(s) A)`, times the span's length for luspo."""
+  """Returns `mean over spans of min(s A, clip(s) A)`, times the span's length for luspo."""
   x = {k: np.asarray(v, np.float64) for k, v in x.items() if v is not None}
   total, count = 0.0, 0
   for k in np.unique(span[:MESSAGES]):
@@ -135,5 +135,5 @@ def test_token_ratios_keep_their_ratio_and_average_over_spans():
 
 def test_gmpo_takes_no_spans():
   assert [name for name, spec in OBJECTIVES.items() if not spec.spans] == ['gmpo']
-  with pytest.raises(ValueError, match='gmpo takes no spans'):
+  with pytest.raises(ValueError, match='must be "message" with gmpo'):
     gmpo(spanned('agent')[0])

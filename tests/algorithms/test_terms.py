@@ -1,4 +1,4 @@
-"""Terms that a team is told: how they are drawn and in which words."""
+"""Tests the draw of prices and budgets for prompts, and their words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(**options) -> terms.TermSheet:
   return found
 
 
-def test_other_modes_tell_nothing():
+def test_other_modes_have_no_terms():
   assert terms.make(BudgetOptions()) is None
   assert terms.make(BudgetOptions(mode='dual', budget_episode=10.0)) is None
 
@@ -49,7 +49,7 @@ def test_words_are_of_equal_parts_of_the_logarithm(price, words):
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_higher_price_is_never_told_as_a_lower_one(a, b):
+def test_words_rise_with_the_price(a, b):
   low, high = (WORDS.index(make().of(p).words) for p in sorted((a, b)))
   assert low <= high
 
@@ -73,7 +73,7 @@ def test_the_order_is_random():
   assert all(60 < dearest[i] < 140 for i in range(4))
 
 
-def test_each_question_is_told_its_own():
+def test_each_question_has_its_own_terms():
   questions = [Question(str(i), 'Q', 'A') for i in range(3)]
   drawn = make().draw(3, (0,))
   told = terms.put(questions, drawn)
@@ -104,10 +104,10 @@ def test_brevity_is_asked_for_by_high_prices_and_small_budgets():
   [
     ({'told_words': ('free',)}, r"budget.told_words=\('free',\) must be two or more different"),
     ({'told_words': ('a', 'b', 'a')}, r'budget.told_words=.* must be two or more different'),
-    ({'told_words': ('', 'a', 'b')}, r"budget.told_words holds '', which is no text to read"),
-    ({'told_words': ('a', 1)}, r'budget.told_words holds 1, which is no text'),
-    ({'mode': 'fixed'}, r"budget.mode='fixed' tells the team nothing"),
-    ({'mode': 'fixed', 'told_words': (None,)}, r'budget.told_words holds None, which is no text'),
+    ({'told_words': ('', 'a', 'b')}, r"budget.told_words holds ''; must be nonblank texts"),
+    ({'told_words': ('a', 1)}, r'budget.told_words holds 1; must be nonblank'),
+    ({'mode': 'fixed'}, r"budget.mode='fixed' does not read it"),
+    ({'mode': 'fixed', 'told_words': (None,)}, r'budget.told_words holds None; must be nonblank'),
     ({**BUDGET, 'target_low': 32.0}, r'budget.target_low=32.0 must be below budget.target_high'),
     (
       {**BUDGET, 'budget_episode': 0.0},
@@ -123,7 +123,7 @@ def test_bad_options(values, message):
     make(**values)
 
 
-def test_evaluations_tell_the_budget_or_the_price():
+def test_evaluations_show_the_budget_or_the_price():
   told = BudgetOptions(**BUDGET, told_words=('few', 'many')).evaluated_terms
   assert told == BUDGET['budget_episode']
   assert BudgetOptions(**OPTIONS, lambda_tok=0.03).evaluated_terms == 0.03

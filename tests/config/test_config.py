@@ -1,4 +1,4 @@
-"""A bad config is refused, by name, before a model is loaded."""
+"""Checks that bad configs are refused by field name before a model is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MODELS: dict[tuple, load.Model] = {}
 
 @pytest.fixture
 def no_model(monkeypatch):
-  """No weights may be read."""
+  """Fails the test if weights are read."""
 
   def refuse(unused_self):
     pytest.fail('weights were read')
@@ -41,7 +41,7 @@ def no_model(monkeypatch):
 
 @pytest.fixture
 def one_model(monkeypatch):
-  """A model with the same vocabulary is made once."""
+  """Makes models with the same vocabulary once."""
 
   def once(source, tokenizer, seed):
     key = (source, tokenizer.fingerprint, seed)
@@ -111,17 +111,17 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ({'objective__tis_cap': 2.0}, r"objective.tis_cap=2.0 with learner.old_logprobs='sampler'"),
     (
       {'budget__mode': 'conditioned', 'budget__told_words': ('free', 'dear')},
-      r"budget.mode='conditioned', but no agent is told the price: write \{price\} into",
+      r"budget.mode='conditioned', but no prompt shows the price: write \{price\} into",
     ),
     (
       {'team__roles__solver__opening': '{price} {question}'},
-      r"team.roles.solver.opening='\{price\} \{question\}' tells a price, but budget.mode='fixed'",
+      r"team.roles.solver.opening='\{price\} \{question\}' shows a price, but budget.mode='fixed'",
     ),
     (
       {'sft__follows_terms': 0.5},
-      r'sft.follows_terms=0.5: the team is told neither price nor budget',
+      r'sft.follows_terms=0.5: agents are shown no price or budget',
     ),
-    ({'evaluation__told': (0.1,)}, r'evaluation.told=\(0.1,\): the team is told neither'),
+    ({'evaluation__told': (0.1,)}, r'evaluation.told=\(0.1,\): agents are shown no'),
     (
       {'reward__length_reward': 'told_budget'},
       r"length_reward='told_budget' with budget.mode='fixed'",
@@ -130,7 +130,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ({'steps': 10**5000}, r'steps=a very long number must be a whole number from 0 to'),
     (
       {'rollout__group_size': 1},
-      r"rollout.group_size=1: advantage.name='.*' compares conversations .*'reinforce_pp' or 'spo",
+      r"rollout.group_size=1: advantage.name='.*' compares episodes .*'reinforce_pp' or 'spo",
     ),
     (
       {'rollout__must_speak': 2},
@@ -145,7 +145,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
       },
       r'rollout.must_speak=1: no message of a trained agent is read by another; set it to 0',
     ),
-    # Counts that nothing could be made of.
+    # Counts that are too large.
     ({'team__rounds': 10**9}, r'team.rounds=1000000000: .* takes at most 1000 turns'),
     ({'team__agents': ('solver',) * 101}, r'team.agents names 101 .* at most 100 agents'),
     ({'task__options__train_size': 10**9}, r'has 1000000000 training questions; .* at most 1000'),
@@ -153,7 +153,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
       {'steps': 10**7, 'learner__minibatches': 250, 'rollout__questions': 250},
       r'steps=10000000 of 250 optimizer steps are more than 2147483647. Lower steps or learner',
     ),
-    # What the free-form sections hold.
+    # Free-form sections.
     ({'advantage__options': {'eps': None}}, r'advantage.options.eps=None must be a finite number'),
     ({'advantage__options': {'eps': -1.0}}, r'advantage.options.eps=-1.0 must be above 0'),
     (
@@ -183,7 +183,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ({'advantage__options': {'whiten': 1}}, r'advantage.options.whiten=1: its default is False'),
     (
       {'objective__clip_low': 0.1, 'objective__options': {'clip_low': 0.5}},
-      r'objective.options.clip_low=0.5: the clip has fields of its own. Set objective.clip_low',
+      r'objective.options.clip_low=0.5: must be set as objective.clip_low',
     ),
     (
       {'algorithm': 'sapo', 'objective__clip_high': 0.1},
@@ -216,7 +216,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ),
     (
       {'team__topology': 'dag', 'team__edges': (3,)},
-      r'team.edges: 3 is no \(author, reader\) pair',
+      r'team.edges: 3 must be agent numbers \(author, reader\)',
     ),
     (
       {'policy__sharing': 'adapters', 'model__lora_rank': 1, 'policy__frozen': (3,)},
@@ -228,9 +228,9 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
         'model__lora_rank': 1,
         'policy__learning_rates': ('a', 1.0, float('nan')),
       },
-      r"policy.learning_rates=\('a', 1.0, nan\) must be 3 rates",
+      r"policy.learning_rates=\('a', 1.0, nan\) must be 3 nonnegative rates",
     ),
-    # What does not fit together.
+    # Fields that cannot be combined.
     ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
     (
       {'mesh__data': 3},
@@ -240,7 +240,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ({'mesh__data': -1, 'mesh__fsdp': -1}, r'one axis alone can have what is left'),
     (
       {'objective__name': 'gmpo', 'objective__ratio_span': 'agent'},
-      r"objective.ratio_span='agent': 'gmpo' takes messages only",
+      r"objective.ratio_span='agent' must be \"message\" for 'gmpo'",
     ),
     (
       {'rollout__group_size': 1, 'advantage__name': 'spo_single'},
@@ -268,19 +268,19 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
         'reward__score': 'weighted_vote',
         'team__roles__solver__model': 'endpoint:http://localhost:9/v1#m',
       },
-      r"score='weighted_vote' weighs .* endpoint of team.roles.solver.model does not tell",
+      r"score='weighted_vote' weighs .* endpoint of team.roles.solver.model does not give",
     ),
     (
       {'reward__score': 'tournament', 'budget__lambda_tok': 0.0, 'selection__name': 'spo'},
-      r"selection.name='spo' with reward.score='tournament', whose mean is one half",
+      r"selection.name='spo' with reward.score='tournament', whose mean is 0.5",
     ),
     (
       {'reward__score': 'tournament', 'budget__mode': 'accuracy_floor'},
-      r"budget.mode='accuracy_floor' with reward.score='tournament', whose mean is one half",
+      r"budget.mode='accuracy_floor' with reward.score='tournament', whose mean is 0.5",
     ),
     (
       {'algorithm': 'mars', 'reward__credit': 'episode'},
-      r"reward.credit='episode' with advantage.name='agent_turn', .* a turn. Set reward.credit",
+      r"reward.credit='episode' with advantage.name='agent_turn', .* every turn. Set reward.credit",
     ),
     (
       {
@@ -356,7 +356,7 @@ def by_reward(reward, groups, *, lam=2.0):
 def test_an_estimator_of_ones_own_that_reads_rewards_needs_an_environment():
   values = {'advantage__name': f'{__name__}:by_reward', 'advantage__options': {'lam': 3.0}}
   with pytest.raises(
-    ValueError, match=r"reads `reward`, .* 'relay' is no env.* Read `own_rewards`"
+    ValueError, match=r"reads `reward`, .* 'relay' is not an env.* Read `own_rewards`"
   ):
     config_lib.check(changed(**values))
   config_lib.check(changed(**values), training=False)
@@ -376,7 +376,7 @@ def _pool(**values):
 
 
 def test_an_environment_pays_on_a_scale_of_its_own():
-  """There 1 is not what a right answer earns, so that no price is too high."""
+  """A right answer earns other rewards than 1 there, so no price is too high."""
   priced = {'reward__gate': 'always', 'budget__lambda_tok': 0.02}
   assert config_lib.check(_pool(**priced)).note == ''
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
@@ -392,8 +392,7 @@ def _numbers(section, prefix=''):
 
 
 @pytest.mark.parametrize(('field', 'value'), list(_numbers(changed())), ids=lambda x: str(x))
-def test_no_number_is_without_a_range(field, value):
-  """Whoever adds a field says what it may be."""
+def test_every_number_has_a_range(field, value):
   name = field.replace('__', '.')
   if name == 'budget.lambda_min':
     return
@@ -406,7 +405,7 @@ def test_no_number_is_without_a_range(field, value):
 
 
 @pytest.mark.slow
-def test_the_longest_conversations_are_looked_at_in_seconds():
+def test_the_longest_conversations_are_checked_in_seconds():
   roles = changed()['team']['roles']
   roles['informant']['incoming'] = roles['solver']['incoming']
   for agents, rounds, topology in ((3, 333, 'debate'), (100, 10, 'complete'), (100, 10, 'chain')):
@@ -459,7 +458,7 @@ def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatc
     setup_lib.build(config_lib.check(config))
 
 
-# What only the model can tell.
+# Errors that depend on the model.
 
 
 def build(config):
@@ -468,8 +467,8 @@ def build(config):
 
 @pytest.mark.parametrize('rounds', [1, 2])
 @pytest.mark.parametrize('decision', ['last', 'judge'])
-def test_longest_prompt_is_known_beforehand(one_model, rounds, decision):
-  """A row that holds exactly the longest prompt and message is accepted, a shorter one not."""
+def test_the_longest_prompt_is_checked_before_a_run(one_model, rounds, decision):
+  """Accepts a row that just holds the longest prompt and message, and no shorter one."""
   roles = changed()['team']['roles']
   roles = {**roles, 'judge': roles['solver']}
   given = {'team__roles': roles, 'team__rounds': rounds, 'team__decision': decision}
@@ -498,7 +497,7 @@ def test_prompt_longer_than_the_context(monkeypatch):
     build(changed())
 
 
-def test_vocabulary_that_is_not_the_models(tmp_path):
+def test_another_vocabulary_than_the_models_is_refused(tmp_path):
   few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
   import jax
 
@@ -515,8 +514,8 @@ def test_vocabulary_that_is_not_the_models(tmp_path):
   [
     # Questions in plain English, for a model that reads whole words.
     (None, {'text_style': 'plain'}, r'informant\.opening=.*: question relay-.* holds the word'),
-    ('solver', {'cue': 'answer :'}, r"solver: the word '\?answer', .* runs into the next .*cue"),
-    # Only where everybody is silent does the opening meet the cue.
+    ('solver', {'cue': 'answer :'}, r"solver: the word '\?answer', .* where two texts join .*cue"),
+    # The opening joins the cue only if all agents are silent.
     (
       'solver',
       {'incoming': ' {sender} : {message} ', 'cue': 'answer :'},
@@ -536,7 +535,7 @@ def test_vocabulary_that_is_not_the_models(tmp_path):
     ),
   ],
 )
-def test_words_that_no_vocabulary_holds(role, fields, message, no_model):
+def test_words_outside_the_vocabulary_are_refused(role, fields, message, no_model):
   config = changed()
   target = config['task']['options'] if role is None else config['team']['roles'][role]
   target.update(fields)
@@ -620,7 +619,6 @@ def test_numbers_of_tokens_left_are_in_the_vocabulary(one_model):
 
 @pytest.mark.parametrize('algorithm', sorted(PRESETS))
 def test_a_saved_config_follows_another_algorithm_and_dtype(algorithm):
-  """As the config that it was resolved from does, where that one sets a field itself, too."""
   values = changed(algorithm=algorithm, advantage__name='rloo', objective__clip_low=0.07)
   resolved = config_lib.resolve(values)
   bare = saved.emptied(resolved)
@@ -701,7 +699,7 @@ def test_a_vocabulary_from_scratch_is_that_of_the_checkpoint(changes):
     compatibility.check_model(saved_as, 1, resolve(**changes))
 
 
-def test_where_files_lie_is_of_a_machine_and_not_of_a_run():
+def test_paths_belong_to_a_machine_not_to_a_run():
   of = lambda **options: Config.from_dict(changed(task__name='gsm8k', task__options=options))
   saved_as = compatibility.as_json(of(data_dir='/a', grader='strict'))
   moved = of(data_dir='/b', cache_dir='/c', base_url='http://d', grader='strict')

@@ -1,4 +1,4 @@
-"""`team.topology='learned:<workdir>'`: which evaluation it is of, and what it refuses."""
+"""Tests `team.topology='learned:<workdir>'`: the evaluation it reads, and its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEAM = {'agents': ['agent', 'agent'], 'roles': {'agent': {}}, 'topology': 'compl
 
 
 def write_run(folder, labels, team=TEAM):
-  """A run whose evaluations are of these labels; `agent1` speaks in those of the trained team."""
+  """Writes a run with evaluations of these labels; `agent1` speaks if trained."""
   (folder / 'config.json').write_text(json.dumps({'team': team}))
   pair = {'author': 'agent1', 'reader': 'agent2', 'turns': 2.0, 'tokens': 4.0}
   lines = []
@@ -54,7 +54,7 @@ def test_without_the_trained_team_it_is_that_of_training(tmp_path):
   write_run(tmp_path, ['during', 'untrained'])
   assert resolve(tmp_path).edges == ()
   write_run(tmp_path, [records.SEEN])
-  with pytest.raises(ValueError, match='does not say who spoke to whom'):
+  with pytest.raises(ValueError, match='of that run has no evaluation with edges'):
     resolve(tmp_path)
 
 
@@ -64,19 +64,17 @@ def test_without_the_trained_team_it_is_that_of_training(tmp_path):
 )
 def test_a_damaged_team_is_said_to_be_of_the_other_folder(tmp_path, team):
   write_run(tmp_path, ['trained'], team)
-  with pytest.raises(ValueError, match='describes no team: ') as raised:
+  with pytest.raises(ValueError, match='has no valid team: ') as raised:
     resolve(tmp_path)
   (line,) = str(raised.value).splitlines()
-  assert line.startswith(
-    f"team.topology='learned:{tmp_path}': {tmp_path / 'config.json'} describes"
-  )
+  assert line.startswith(f"team.topology='learned:{tmp_path}': {tmp_path / 'config.json'} has no")
 
 
 @pytest.mark.parametrize('folder', ['', ' '])
 def test_a_folder_must_be_named(tmp_path, monkeypatch, folder):
   write_run(tmp_path, ['trained'])
   monkeypatch.chdir(tmp_path)  # which an empty path would name
-  with pytest.raises(ValueError, match=r"team\.topology='learned: ?' names no folder"):
+  with pytest.raises(ValueError, match=r"team\.topology='learned: ?' has no folder"):
     resolve(folder)
 
 

@@ -1,4 +1,4 @@
-"""Estimators that read gains are refused where none can be measured."""
+"""Checks that estimators of gains are refused where gains cannot be measured."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agent_gspo.config import check as config_lib
   ('fields', 'message'),
   [
     ({'team__decision': 'majority'}, r"team.decision='majority': no single agent answers"),
-    ({'team__topology': 'dag', 'team__edges': ((0, 1),)}, r"'solver', reads nobody"),
+    ({'team__topology': 'dag', 'team__edges': ((0, 1),)}, r"'solver', reads no messages"),
     ({'team__topology': 'complete', 'team__rounds': 4, 'advantage__name': 'shapley'}, 'too many'),
     (
       {'team__roles__solver__cue': ' left {left} answer :'},
-      r'team.roles.solver.cue tells \{left\}',
+      r'team.roles.solver.cue shows \{left\}',
     ),
     ({'advantage__options': {'nats': 0.0}}, r'advantage.options.nats=0.0 must be above 0'),
     (
@@ -42,7 +42,7 @@ from agent_gspo.config import check as config_lib
     ),
     (
       {'advantage__name': 'replay', 'team__max_episode_tokens': 24},
-      r"max_episode_tokens=24 with advantage.name='replay': how long an answer may be",
+      r"max_episode_tokens=24 with advantage.name='replay': the length limit of an answer",
     ),
     ({'advantage__costs': 'apart'}, r"advantage.costs='apart' with advantage.name='worth'"),
     ({'reward__credit': 'episode'}, r"Set reward.credit='own_cost'"),
@@ -58,19 +58,19 @@ def test_refused(fields, message):
   ('fields', 'message'),
   [
     ({'team__decision': 'majority'}, 'no single agent answers.* or evaluation.worth_questions=0'),
-    ({'team__roles__solver__cue': ' left {left} answer :'}, r'solver.cue tells \{left\}'),
+    ({'team__roles__solver__cue': ' left {left} answer :'}, r'solver.cue shows \{left\}'),
     ({'team__max_episode_tokens': 24}, 'tokens=24 with .* or evaluation.worth_questions=0'),
     (
       {'team__roles__solver__model': 'endpoint:http://localhost:9/v1#m'},
-      'worth_questions above 0 with .*: an endpoint scores no given answers',
+      'worth_questions above 0 with .*: endpoints cannot score gold answers',
     ),
   ],
 )
-def test_worth_that_evaluations_cannot_measure_is_refused(fields, message):
+def test_evaluations_refuse_unmeasurable_worth(fields, message):
   config_lib.check(changed(**fields))
   with pytest.raises(ValueError, match=message):
     config_lib.check(changed(evaluation__worth_questions=2, **fields))
-  # Where nothing is trained, none is measured.
+  # Worth is not measured without training.
   config_lib.check(changed(evaluation__worth_questions=2, **fields), training=False)
 
 

@@ -1,4 +1,4 @@
-"""Trees: several candidates for a turn, of which one goes on."""
+"""Tests trees of candidates: each turn has several, and one is continued."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_advantages_compare_the_candidates_for_one_turn():
 
 
 def test_mars2_knows_the_tree_of_a_rollout():
-  """Each step has five candidates of which two earn 1; the first of them goes on."""
+  """Gives each step five candidates, of which two earn 1; the first of these is continued."""
   batch = tree(samples=2)
   terms = communication.reward_terms(RewardOptions(), batch, 0.0, returns=returns_to_go(batch, 0.0))
   inputs = estimator_inputs(
@@ -148,7 +148,7 @@ def test_transcripts_show_all_candidates():
   )
   shown = [(m['text'], m.get('taken', True)) for m in record['messages'][:5]]
   assert shown == [('up', True), ('so', False), ('', False), ('up', False), ('so so', False)]
-  # What an author's taken messages read and wrote is one text.
+  # All that an author's chosen messages read and wrote is one text.
   first = ' '.join(
     ' '.join([m['prompt'], *(text for text, _ in m['tokens'])])
     for m in record['messages']
@@ -202,7 +202,7 @@ def test_branches_are_compared_unless_said_otherwise():
     ({'rollout.branches': 1, 'advantage.grouping': 'episode_turn_agent'}, 'branches to 2 or more'),
     (
       {'task.name': 'relay', 'task.options': {'whole_problem': True}},
-      "task 'relay' is no environment, .* Set rollout.branches=1",
+      "task 'relay' is not an environment: .* Set rollout.branches=1",
     ),
     ({'advantage.grouping': 'question'}, "Set advantage.grouping='episode_turn_agent'"),
     ({'reward.discount': 1.0}, r'reward.discount=1.0 with rollout.branches=4, .* Set .*=0\.'),

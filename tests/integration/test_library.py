@@ -1,4 +1,4 @@
-"""docs/library.md: the package as a library, run as it stands there."""
+"""Runs the examples of docs/library.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_public_name_is_there():
 
 @pytest.mark.parametrize('block', _BLOCKS[:2])
 def test_algorithms_work_alone(block, tmp_path):
-  """Without models, teams, tasks or a config of ours being imported."""
+  """Checks that `algorithms` imports no models, teams, tasks or config."""
   check = (
     '\nimport sys\nrooms = {m.split(".")[1] for m in sys.modules if m.startswith("agent_gspo.")}\n'
     'assert not rooms & {"models", "teams", "tasks", "training", "config", "sampling"}, rooms\n'
@@ -120,7 +120,7 @@ _ODD = {
   [
     ('task__name', 'no_such_module:Task', r"task.name='no_such_module:Task': module .* PYTHONPATH"),
     ('team__topology', 'os:sep', r"team.topology='os:sep' is a str, no function or class"),
-    ('team__topology', 'odd:empty', r"team.topology='odd:empty' returned a dict, no Topology"),
+    ('team__topology', 'odd:empty', r"team.topology='odd:empty' returned dict, not a Topology"),
     ('objective__name', 'os:nothing', r"objective.name='os:nothing': module 'os' holds no"),
     ('advantage__name', ':x', r"advantage.name=':x'"),
     ('reward__length_reward', 'a:', r"reward.length_reward='a:'"),

@@ -1,4 +1,4 @@
-"""Faulty parts of a user's own: one line that names field and part, never another cause."""
+"""Checks that faulty plug-ins end in one line that names field and part."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SILENT = lambda turn: ([turn.stop_ids[0]], True)
 
 
 def _graded(task) -> list[float]:
-  """Scores in training: of two conversations about each of two questions."""
+  """Returns training scores of two episodes of each of two questions."""
   policy, asked = IdsPolicy(_SILENT), questions(2)
   batch = rollout(team('star'), task, numbers_tokenizer(9), asked, 2, policy)
   return batch.task_scores.tolist()
 
 
 def _evaluated(task) -> list[float]:
-  """Scores in an evaluation."""
+  """Returns scores of an evaluation."""
   policy, head = IdsPolicy(_SILENT), {'step': 0, 'split': 'test', 'label': ''}
   found, _ = evaluate.converse(
     team('star'), task, numbers_tokenizer(9), questions(2), policy, **head
@@ -82,7 +82,7 @@ def test_a_verifier_that_raises_is_named_with_its_question_and_line():
 
   with pytest.raises(plugins.PluginError) as error:
     _graded(Own())
-  assert isinstance(error.value.__cause__, KeyError)  # with the traceback that its author needs
+  assert isinstance(error.value.__cause__, KeyError)  # with the plug-in's traceback
   told = str(error.value)
   assert told.startswith("task 'echo', score of question 'q0': KeyError: 'nothing' at test_plugins")
   assert told.endswith(f'test_plugins.py:{Own.score.__code__.co_firstlineno + 1}.')
@@ -196,7 +196,7 @@ _OBJECTIVE = 'good = policy_gradient\npolicy_gradient = lambda x, *, scale=1.0: 
   ('code', 'told'),
   [
     (f'{_OBJECTIVE}count=0.0)', "objective.name='own:policy_gradient' returned count=0.0 for tot"),
-    (f'{_OBJECTIVE}total=jnp.nan * good(x).total)', "Mend objective.name='own:policy_gradient', "),
+    (f'{_OBJECTIVE}total=jnp.nan * good(x).total)', "Fix objective.name='own:policy_gradient', "),
     ('Sums.score = lambda self, *of: exit(0)', "='own:Sums', score of question '0+0': SystemExit"),
   ],
 )

@@ -1,4 +1,4 @@
-"""Adapters of several agents in one call against one call an agent, and against the base model."""
+"""Compares one call for several adapters with one call each, and with the base model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _IS_ADAPTER = lambda path: path[-1].startswith('lora_')
 
 @functools.cache
 def _params(config=_ALL):
-  """The base model with adapters, by default three, that each change a lot."""
+  """Returns the base model with adapters, by default three, of large effect."""
   shapes = flax.traverse_util.flatten_dict(
     jax.eval_shape(functools.partial(transformer.init_params, config), jax.random.key(0))
   )
@@ -64,7 +64,7 @@ def _of(n: int):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(config, params, tokens, mask, adapter=None):
-  """Final hidden states, and their logits."""
+  """Returns final hidden states and logits."""
   model, variables = Transformer(config), {'params': params}
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   hidden, _ = model.apply(variables, tokens, positions, mask, adapter=adapter)
@@ -128,7 +128,7 @@ def test_adapter_off_is_the_base_model_bit_for_bit(dtype, width, config):
 
 
 def test_a_row_without_adapter_is_not_touched_by_rows_with_one():
-  """Not even by an adapter that holds infinities, nor is a negative zero made positive."""
+  """Tests adapters with infinities, and the sign of zeros."""
   params = jax.tree.map(np.array, _params())
   params['layers_0']['attn']['v']['lora_b'][1, 0, 0] = np.inf
   tokens, mask = _rows(5, 7)
@@ -186,7 +186,7 @@ def _sampler(config=_ALL) -> Sampler:
 
 @functools.cache
 def _prompts():
-  """Eight prompts; the first two questions are read by every agent, base model included."""
+  """Returns eight prompts; all agents, base model included, read the first two questions."""
   rng = np.random.default_rng(0)
   system = rng.integers(0, 300, 5)
   questions = [np.concatenate([system, rng.integers(0, 300, 6)]).astype(np.int32) for _ in range(2)]
@@ -271,7 +271,7 @@ _ADAPTERS = (0, -1, 1, 2)
 
 @functools.cache
 def _messages():
-  """All agents read the same prompts and, but for the last, write the same words."""
+  """Returns messages with equal prompts and, but for the last agent, equal words."""
   rng = np.random.default_rng(4)
   ids = lambda n: rng.integers(1, 300, n)
   system, prompts, words = ids(6), [ids(3), ids(4)], [ids(3), ids(1), ids(5), ids(2)]
@@ -295,7 +295,7 @@ def _pack(agents=(0, 1, 2, 3), **options):
 
 @functools.cache
 def _updater(config, kl_coef=0.0) -> Programs:
-  """With plain gradient descent of rate 1: the step is the gradient."""
+  """Returns a learner with plain gradient descent of rate 1: the step is the gradient."""
   objective = functools.partial(losses.gspo, clip_low=0.5, clip_high=0.5)
   return Programs(
     Transformer(config), objective, optax.sgd(1.0), 0.8, kl_coef=kl_coef, entropy=False
@@ -307,7 +307,7 @@ def _state(params):
 
 
 def _scores(updater, params, batches):
-  """Log-probs of each message by its (old) log-probs, which tell the messages apart."""
+  """Returns log-probs of each message by its old log-probs, which identify it."""
   scored = updater.logprobs(_state(params), batches)
   found = {}
   for batch, new in zip(batches, scored, strict=True):
@@ -347,7 +347,7 @@ def test_logprobs_of_all_agents_equal_those_of_each_alone():
 
 @pytest.mark.slow
 def test_gradient_of_all_agents_is_that_of_each_alone():
-  """Also of the KL term, towards the model without adapters."""
+  """Includes the KL term towards the model without adapters."""
   kl = 0.3
   state = _state(_params())
   state = state.replace(reference=jax.tree.map(np.zeros_like, state.trainable))
@@ -376,7 +376,7 @@ def test_gradient_of_all_agents_is_that_of_each_alone():
 
 
 def test_a_frozen_adapter_does_not_move_and_rates_are_its_own():
-  """Under AdamW with weight decay, and though every adapter has a gradient."""
+  """Uses AdamW with weight decay; every adapter has a gradient."""
   rng = np.random.default_rng(8)
   start = {name: rng.normal(size=(_N, 4, 5)).astype(np.float32) for name in ('lora_a', 'lora_b')}
   start['lora_b'][1, 0, :2] = (-0.0, 0.0)
@@ -455,15 +455,15 @@ def test_an_agent_with_rate_0_does_not_learn():
     ({'kind': 'shared', 'rates': (1.0, 1.0, 1.0)}, 'policy.learning_rates'),
     ({'kind': 'adapters', 'rank': 0}, 'model.lora_rank'),
     ({'kind': 'adapters', 'frozen': ('judge',)}, 'no agent is called judge'),
-    ({'kind': 'adapters', 'frozen': _NAMES}, 'nobody would learn'),
-    ({'kind': 'adapters', 'rates': (0.0, 0.0, 0.0)}, r'policy.learning_rates=.* leave nobody who'),
-    ({'kind': 'mix', 'frozen': ('critic',), 'rates': (0.0, 1.0, 0.0)}, 'leave nobody who learns'),
+    ({'kind': 'adapters', 'frozen': _NAMES}, 'must leave an agent to train'),
+    ({'kind': 'adapters', 'rates': (0.0, 0.0, 0.0)}, r'policy.learning_rates=.* train no agent'),
+    ({'kind': 'mix', 'frozen': ('critic',), 'rates': (0.0, 1.0, 0.0)}, 'train no agent: give'),
     ({'kind': 'mix'}, "policy.sharing='mix'"),
     ({'kind': 'adapters', 'rates': (1.0, 2.0)}, 'policy.learning_rates'),
     ({'kind': 'adapters', 'rates': (1.0, -2.0, 0.0)}, 'policy.learning_rates'),
   ],
 )
-def test_sharing_that_means_nothing_is_refused(options, message):
+def test_inconsistent_sharing_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
     _sharing(**options)
 
@@ -536,7 +536,7 @@ def test_exported_adapter_is_what_peft_loads(config, tmp_path):
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  """Of a run of three agents, one of them the base model, and its setup and parameters."""
+  """Returns the workdir, setup and parameters of a run of three agents, one without adapter."""
   config = micro_run.get_config().to_dict()
   config['model']['lora_rank'] = 2
   config['policy'] |= {'sharing': 'mix', 'frozen': ('informant2',)}

@@ -1,4 +1,4 @@
-"""Every implementation of attention gives the reference's results and gradients."""
+"""Compares results and gradients of every attention with the reference's."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _OTHERS = {
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-  """Rows here have several blocks; those of the kernel are at least a tile wide."""
+  """Splits rows into several blocks; those of the kernel are at least a tile wide."""
   monkeypatch.setattr(blockwise, 'BLOCK', 16)
   monkeypatch.setattr(tpu, 'BLOCK', 128)
 
 
 def _mask(name: str, width: int = 80, window: int | None = None) -> masks.TreeMask:
-  """Of one row, and of one that is all padding."""
+  """Returns the mask of one row, and of one that is all padding."""
   tree = prefix_tree.pack([np.asarray(x, np.int32) for x in _TREES[name]], width)
   assert len(tree.tokens) == 1
   padding = np.arange(1, width + 1, dtype=np.int32)[None]
@@ -76,7 +76,7 @@ def _value_and_gradients(attention, q, k, v, weights):
 
 @functools.partial(jax.jit, static_argnames=('attention', 'cap'))
 def _computed(attention, mask, inputs, cap):
-  """Output and gradients; compiled once for masks of one shape."""
+  """Returns output and gradients; compiled once for masks of one shape."""
   return _value_and_gradients(lambda *of: attention(*of, mask, **dict(cap)), *inputs)
 
 
@@ -137,7 +137,7 @@ def test_capped_scores(name, window):
 
 def test_cudnn_refuses_to_cap_scores():
   q, k, v, _ = _inputs(2, 80)
-  with pytest.raises(ValueError, match=r"model.attention='gpu' caps no scores"):
+  with pytest.raises(ValueError, match=r"model.attention='gpu' has no attn_logit_softcapping"):
     attend.attend(q, k, v, _mask('one text'), implementation='gpu', cap=50.0)
 
 
@@ -168,7 +168,7 @@ def test_bfloat16_is_as_near_as_it_gets(name):
 
 
 def test_weights_are_rounded_alike_in_one_block_and_in_several():
-  """So a row that decodes against a cache and one that is trained agree, see `scale.above`."""
+  """Rows of decoding and of training must agree, see `scale.above`."""
   mask = masks.causal(jnp.array([300]), 300)
   q, k, v, _ = _inputs(1, 300, dtype=jnp.bfloat16)
   expected = np.asarray(reference.attend(q, k, v, mask), np.float32)
@@ -264,7 +264,7 @@ def test_a_row_is_padded_by_less_than_a_tile(monkeypatch):
 
 
 def test_long_rows_keep_no_scores():
-  """Compiled, not run: a row of 8192 columns, whose scores alone would be 4 GiB."""
+  """Compiles, without running, a row of 8192 columns, whose scores would take 4 GiB."""
   shape = jax.ShapeDtypeStruct
   arguments = shape((1, 2, 8, 8192, 8), jnp.float32), shape((1, 2, 8192, 8), jnp.float32)
   mask = masks.TreeMask(shape((1, 8192), jnp.int32))

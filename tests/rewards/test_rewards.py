@@ -1,4 +1,4 @@
-"""Rewards: what each cost, gate and credit charges, and the bound on the price."""
+"""Tests charges of each cost, gate and credit, and the bound on the price."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agent_gspo.teams.rollout import rollout
 
 LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
 LAMBDA_TURN, LAMBDA_REP = 0.01, 0.03
-# Charged always, where a test does not say otherwise.
+# Costs are always charged unless a test sets a gate.
 options_of = functools.partial(RewardOptions, gate='always', gate_accuracy=0.0)
 COMBINATIONS = list(
   itertools.product(reward_options.COSTS, reward_options.GATES, reward_options.CREDITS)
@@ -33,7 +33,7 @@ COMBINATIONS = list(
 
 
 def talk(team, lengths, samples=4):
-  """A conversation of 3 questions; `lengths(turn)` tokens a message, the first one repeated."""
+  """Returns a conversation of 3 questions with `lengths(turn)` equal tokens per message."""
   tokenizer = st.numbers_tokenizer(100)
   first = tokenizer.backend.token_to_id('0')
 
@@ -47,7 +47,7 @@ def talk(team, lengths, samples=4):
 
 
 def terms_of(options, batch, scores, price, **given):
-  """Reward terms of a batch with these task scores."""
+  """Returns the reward terms of a batch with these task scores."""
   batch = dataclasses.replace(batch, task_scores=np.asarray(scores, float))
   return communication.reward_terms(options, batch, price, **given)
 
@@ -61,7 +61,7 @@ def random_lengths(seed):
 
 
 def by_hand(options: RewardOptions, batch, scores, price: float) -> list[float]:
-  """The reward of every message, from the definition, one message at a time."""
+  """Returns the reward of every message by the definition, one at a time."""
   groups = batch.episode_question.tolist()
   accuracy = {}
   for g in groups:
@@ -235,7 +235,7 @@ def test_a_price_of_zero_costs_nothing():
     (['a b c a b c'], [1 / 4]),
     (['a a a a a'], [2 / 3]),
     (['a b c\na b  c'], [1 / 4]),
-    (['a b c', 'a b c'], [0.0, 1 / 2]),  # who says it again pays
+    (['a b c', 'a b c'], [0.0, 1 / 2]),  # the author of the repetition pays
     (['a b c', '', 'x a b c', 'a b c'], [0.0, 0.0, 1 / 4, 1 / 4]),
     (['a b', 'c a b c'], [0.0, 0.0]),  # n-grams do not reach over messages
   ],
@@ -255,7 +255,7 @@ def test_repetition_is_the_share_of_trigrams_that_the_episode_has_seen(texts, sh
   [
     ((1.0, 0.5, 0.0), 0.2, (True, False, False)),
     ((1.0, 0.5, 0.0), 0.5, (True, True, False)),
-    ((0.5, 1.0, 1.0), 0.3, (False, True, True)),  # ties are let in together
+    ((0.5, 1.0, 1.0), 0.3, (False, True, True)),  # tied groups are admitted together
     ((1.0, 0.25, 0.0), 1.0, (True, True, False)),  # but never a group without a right answer
     ((0.0, 0.0, 0.0), 0.2, (False, False, False)),
   ],
@@ -507,7 +507,7 @@ LIMIT = {'mode': 'dual', 'budget_message': 4.0, 'tolerance': 0.0}
     # The price of money is unknown, other prices are not.
     ({'cost': 'money'}, 1.0, {}, ''),
     ({'cost': 'money'}, 1.0, {'lambda_turn': 0.5}, r'1\.5 by budget\.lambda_turn .* Lower budget'),
-    # A wrong and silent episode is 18 short of its target, which gate 'correct' charges nobody for.
+    # A wrong, silent episode misses its target by 18, which gate 'correct' does not charge.
     (shaped('l1_exact', 'target=36, alpha=0.03'), 0.0, {}, ''),
     (shaped('l1_exact', 'target=38, alpha=0.055', gate='correct'), 0.0, {}, 'costs 1.1 '),
   ],
@@ -539,7 +539,7 @@ def test_bound(fields, price, given, found):
   ],
 )
 def test_bound_knows_the_length_rewards(name, safe, unsafe):
-  """A dearest episode of 18 tokens."""
+  """Tests a longest episode of 18 tokens."""
   team = st.team('star')
   bounds.check_bound(
     options_of(length_reward=name, length_reward_options=safe), BudgetOptions(), team
@@ -604,7 +604,7 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     (shaped('overlong', 'limit=0'), r'limit=0.0 must be above 0'),
     (shaped('optima', 'loss_floor=0'), 'loss_floor=0.0 must be above 0'),  # it is divided by
     (shaped('overlong', 'limit=5, buffer=5, weight=-1'), 'weight=-1.0 must be 0 or more'),
-    (shaped('overlong', 'limit=100'), 'buffer=4096 is more than limit=100: .* at most the limit'),
+    (shaped('overlong', 'limit=100'), 'buffer=4096 must be at most limit=100'),
     (shaped('kimi', 'weight=-1'), r'weight=-1.0 must be 0 or more'),
     (shaped('kimi', 'weight=inf'), r'weight=inf must be a finite number'),
     ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 must be at least 0 and at most 1'),
@@ -682,7 +682,7 @@ def test_only_a_length_reward_that_reads_the_reference_needs_it():
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
 @pytest.mark.parametrize('cost', reward_options.COSTS)
 def test_only_payers_pay(credit, cost):
-  """As if the others had written nothing, and they themselves are not charged."""
+  """Counts only the payers' tokens, and charges no one else."""
   batch = talk(st.team('complete'), lambda turn: 2)
   payers = batch.agent_names[:2]
   pays = np.isin(batch.agent, [0, 1])

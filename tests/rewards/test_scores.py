@@ -1,4 +1,4 @@
-"""Scores that training sees in place of labels: definitions, symmetry, refused configs."""
+"""Tests scores without labels: definitions, symmetry, refused configs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _canonical(text):
 
 
 def _batch(groups):
-  """A rollout of one message an episode: groups of the same size, padded with unparsed answers."""
+  """Returns a rollout of one message per episode, padded with unparsed answers."""
   size = max(map(len, groups))
   rows = [row for group in groups for row in [*group, *[('', 1, 0.0, -1.0)] * (size - len(group))]]
   tokenizer = st.numbers_tokenizer(50)
@@ -57,7 +57,7 @@ def _batch(groups):
 
 
 def _definition(name, gate_open, answers, written, labels, logprobs):
-  """The score of each episode of a group, from counts and ranks."""
+  """Returns the score of each episode of a group, from counts and ranks."""
   given = [_canonical(answer) for answer in answers]
   if name == 'tournament':
     keys = [
@@ -128,7 +128,7 @@ def test_confidence_outweighs_numbers():
 
 
 def test_confidence_is_the_mean_of_the_log_probs_that_were_sampled():
-  """Not their sum: a long sure answer outweighs a short one in doubt. Tools' tokens are sure."""
+  """A long confident answer outweighs a short doubtful one. Tools' tokens count as certain."""
   batch = _batch([[('1', 1, 0.0, -1.0), ('2', 1, 0.0, -1.5)]])
   long, short = batch.messages
   assert len(long.token_ids) > 1
@@ -200,7 +200,7 @@ def test_right_comes_first_then_cheaper():
     ({'advantage__name': 'worth'}, "advantage.name='worth', which reads gold answers"),
     ({'rollout__group_size': 1, 'advantage__name': 'reinforce_pp'}, 'group_size=1 must be 2'),
     ({'reward__score': 'tournament'}, 'budget.lambda_tok=0.02 and'),
-    ({'reward__score': 'collective_vote'}, 'compares answers that agents give alone'),
+    ({'reward__score': 'collective_vote'}, 'compares independent answers of agents'),
     ({'reward__score': 'majority'}, "reward.score='majority'"),
   ],
 )

@@ -1,4 +1,4 @@
-"""Messages that begin with whom they are for: who is handed them, and what is counted."""
+"""Tests messages with addressees: who reads them, and which tokens are counted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def team(**changes):
 
 
 def talk(texts, who=None):
-  """Three agents, two rounds: agent and round decide what is said. Also the turns."""
+  """Returns a conversation of three agents in two rounds, scripted, and its turns."""
   turns = []
 
   def speak(turn):
@@ -158,7 +158,7 @@ def test_names_that_are_no_word_are_refused():
 
 
 def learned(tmp_path, batch, who, **section):
-  """The team section with the graph of a run that was evaluated with these conversations."""
+  """Returns the team section with the graph of a run evaluated with these conversations."""
   described = {'agents': ['agent'] * 3, 'roles': {'agent': {}}, 'topology': 'complete', 'rounds': 2}
   (tmp_path / 'config.json').write_text(json.dumps({'team': {**described, 'addressing': True}}))
   record = {'step': 1, 'label': 'trained', 'edges': counts.edges(batch)}
@@ -190,7 +190,7 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path):
   with pytest.raises(ValueError, match='the agents of that run are agent1, agent2, agent3, those'):
     learned(tmp_path, batch, team(), agents=['agent'])
   (tmp_path / 'eval.jsonl').write_text('{"step": 1, "label": "trained"}\n')
-  with pytest.raises(ValueError, match='does not say who spoke to whom'):
+  with pytest.raises(ValueError, match='of that run has no evaluation with edges'):
     learned_topology.resolve(TeamOptions(topology=f'learned:{tmp_path}'))
   with pytest.raises(FileNotFoundError, match='nowhere'):
     learned_topology.resolve(TeamOptions(topology='learned:nowhere'))

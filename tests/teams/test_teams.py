@@ -1,4 +1,4 @@
-"""Roles, topologies, transcripts and the rollout that runs them."""
+"""Tests roles, topologies, transcripts and the rollout."""
 
 from __future__ import annotations
 
@@ -85,13 +85,19 @@ def test_judge_speaks_once_and_reads_everybody():
     ),
     (
       {'name': 'dag', 'num_agents': 2, 'rounds': 2, 'back_edges': [(0, 2)]},
-      r'back_edges: \(0, 2\) does',
+      r'back_edges: \(0, 2\) must join',
     ),
-    ({'name': 'dag', 'num_agents': 2, 'rounds': 2, 'back_edges': [0]}, 'team.back_edges: 0 is no'),
-    ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 2)]}, r'team.edges: \(0, 2\) does not join'),
-    ({'name': 'dag', 'num_agents': 2, 'edges': [(1, 1)]}, r'team.edges: \(1, 1\) does not join'),
-    ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 1, 1)]}, r'team.edges: \(0, 1, 1\) is no'),
-    ({'name': 'dag', 'num_agents': 2, 'edges': [('a', 'b')]}, r"team.edges: \('a', 'b'\) is no"),
+    (
+      {'name': 'dag', 'num_agents': 2, 'rounds': 2, 'back_edges': [0]},
+      'back_edges: 0 must be agent',
+    ),
+    ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 2)]}, r'team.edges: \(0, 2\) must join'),
+    ({'name': 'dag', 'num_agents': 2, 'edges': [(1, 1)]}, r'team.edges: \(1, 1\) must join'),
+    (
+      {'name': 'dag', 'num_agents': 2, 'edges': [(0, 1, 1)]},
+      r'team.edges: \(0, 1, 1\) must be agent',
+    ),
+    ({'name': 'dag', 'num_agents': 2, 'edges': [('a', 'b')]}, r"team.edges: \('a', 'b'\) must be"),
     (
       {'name': 'dag', 'num_agents': 4, 'edges': [(0, 1), (1, 2), (2, 1)]},
       r'cycle through the agents \[1, 2\]',
@@ -155,7 +161,7 @@ def test_no_message_is_read_twice_by_the_same_agent():
       {'opening': '{question} {hint}'},
       r"uses 'hint'; it may use \{answer\}, \{budget\}, \{note\}, \{price\}, \{question\}",
     ),
-    ({'opening': '{question'}, 'team.roles.x.opening=.* is no template'),
+    ({'opening': '{question'}, 'team.roles.x.opening=.* is malformed'),
     ({'opening': '{question!r}'}, "uses '!r'"),
     ({'incoming': '{sender}:'}, r'team.roles.x.incoming=.* must contain \{message\} once'),
     ({'incoming': '{message}{message}'}, r'must contain \{message\} once'),
@@ -189,7 +195,7 @@ def test_role_errors_name_the_field(fields, message):
       'team.max_message_tokens=0 must be a whole number from 1 to 1048576',
     ),
     ({'max_episode_tokens': -1}, r'team.max_episode_tokens=-1 must be a whole number from 0 to'),
-    ({'agents': ('a', 'a', 'a1')}, 'called a1, a2, a1, two of them the same'),
+    ({'agents': ('a', 'a', 'a1')}, 'has repeated names: a1, a2, a1; rename'),
   ],
 )
 def test_team_errors_name_the_field(changes, message):
@@ -219,7 +225,7 @@ def test_separator_must_be_one_token():
 
 
 def random_ids(seed: int, tokenizer, vocabulary: str):
-  """Messages of random length, a third of them silent, some cut off by the cap."""
+  """Returns a script of random messages, a third of them silent, some cut off."""
 
   def ids(turn):
     rng = random.Random(f'{seed}/{turn.question.id}/{turn.sample}/{turn.agent}/{turn.round}')
@@ -255,7 +261,7 @@ def test_later_prompts_extend_earlier_ones_by_what_was_sampled(name, style, deci
 
 @pytest.mark.parametrize('system', ['', 'You add.'])
 def test_chat_prompt_is_what_the_template_renders(system):
-  """Decoded, a prompt is the template's own rendering of the whole conversation."""
+  """The decoded prompt equals the template's rendering of the whole conversation."""
   tokenizer = st.byte_tokenizer()
   team = st.team('complete', style='chat', rounds=3, system=system, examples=[('Q 1\n', 'b')])
   role = team.roles[0]
@@ -366,7 +372,7 @@ def test_each_eos_of_the_model_ends_a_message(style):
 
 
 def test_plain_prompts_begin_with_bos_where_the_model_says_so():
-  """Templates write it out themselves, and so may the user."""
+  """Templates write BOS themselves, and so may the user."""
   tokenizer = st.byte_tokenizer()
   backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
   tokenizer_backends.begin_with(backend, '<|im_start|>')

@@ -1,4 +1,4 @@
-"""A team that reads how much it may still write: what each agent is told, at its turn."""
+"""Tests prompts that show an agent how many tokens are left at its turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CUE = 'left {left} say :'
 
 
 def talk(team, texts):
-  """A conversation in which agent and round decide what is said."""
+  """Returns a conversation scripted by agent and round."""
   policy = ScriptedPolicy(lambda turn: texts[turn.agent, turn.round], TOKENIZER)
   question = scripted_teams.questions(1)
   return rollout(team, scripted_teams.Echo(), TOKENIZER, question, 1, policy)
@@ -37,7 +37,7 @@ def test_each_turn_tells_what_is_left_then(style):
   for message in batch.messages:
     told = re.findall(r'left (\d+) say', TOKENIZER.decode(message.prompt_ids.tolist()))
     assert told == ['70', str(70 - first)][: message.round + 1]
-  # Nothing of an earlier turn is written again.
+  # Earlier turns are not repeated.
   own = {m.agent: m for m in batch.messages if m.round == 0}
   for message in batch.messages[3:]:
     begun = own[message.agent].path
@@ -54,7 +54,7 @@ def test_without_a_cap_the_messages_own_caps_are_what_is_left():
 
 
 def test_counts_as_text_are_of_the_numbers_that_were_told():
-  """Of a plain role they are those of the prompt: all seams are at its pieces."""
+  """For plain roles these equal the prompt's own counts."""
   team = scripted_teams.team(
     'debate', rounds=2, cue=CUE, max_message_tokens=60, max_episode_tokens=110
   )
@@ -70,7 +70,7 @@ def test_counts_as_text_are_of_the_numbers_that_were_told():
 
 
 def test_examples_would_tell_a_wrong_number():
-  with pytest.raises(ValueError, match='tells the tokens left, which no example has'):
+  with pytest.raises(ValueError, match=r'shows \{left\}, which examples lack'):
     Role('x', cue=CUE, examples=(('context', 'message'),))
 
 

@@ -1,4 +1,4 @@
-"""A team distilled into one agent: gradient, the teacher's context, learning, refusals."""
+"""Tests distillation of a team into one agent: gradient, context, learning, errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALONE = {
 
 
 def student() -> tuple[setup_lib.Setup, Params]:
-  """A setup whose teacher is the micro run's team of the same weights."""
+  """Returns a setup whose teacher is the micro run's team with the same weights."""
   team = setup_lib.build(config_lib.check(micro_run.changed()))
   values = micro_run.changed(**ALONE)
   values['task']['options']['whole_problem'] = True
@@ -81,7 +81,7 @@ def test_the_teacher_reads_what_the_answering_agent_of_the_team_read():
   asked = [questions[i] for i in answers.drawn]
   talk = rollout(team, setup.teacher.task, setup.tokenizer, asked, 1, policy)
   read = {m.episode: m.prompt_ids for m in talk.messages if m.agent == 2}
-  assert any(len(m.token_ids) > 1 and m.agent < 2 for m in talk.messages)  # there is talk
+  assert any(len(m.token_ids) > 1 and m.agent < 2 for m in talk.messages)  # not all are silent
   for question, message in zip(answers.question, taught.messages, strict=True):
     ids = np.concatenate([read[question], message.token_ids])
     logits = np.asarray(tiny.logits(setup.model.config, params, ids[:-1]))
@@ -154,7 +154,7 @@ def test_what_the_teacher_reads_must_fit_into_a_packed_row():
   asked = setup.teacher.task.questions('train')[:64]
   talk = rollout(setup.teacher.team, setup.teacher.task, setup.tokenizer, asked, 1, policy)
   read = max(len(m.prompt_ids) for m in talk.messages if m.agent == 2)
-  assert 0 <= needed - setup.team.message_cap(0) - read <= 2  # unless each talked up to its cap
+  assert 0 <= needed - setup.team.message_cap(0) - read <= 2  # 0 if all messages reach their cap
 
 
 def test_a_teacher_is_read_once(tmp_path):
@@ -192,12 +192,12 @@ def test_another_team_is_refused(tmp_path, monkeypatch):
     assert of(objective__teacher=name).team.names == ('informant1', 'informant2', 'solver')
   team = {k: v for k, v in micro_run.changed().items() if k != 'model'}
   for fields, error in (
-    ({'model__source': 'random:micro'}, 'set model.source to its export'),
+    ({'model__source': 'random:micro'}, 'needs its export as model.source'),
     ({'team__max_message_tokens': 3}, 'set team.max_message_tokens=4'),
     ({'team__agents': team['team']['agents'], 'team__topology': 'star'}, 'teaches one agent'),
     ({'team__rounds': 2}, 'teaches one turn: set team.rounds=1'),
     ({'learner__old_logprobs': 'trainer'}, "needs learner.old_logprobs='sampler'"),
-    ({'task__options__train_size': 40}, 'is a team with other questions'),
+    ({'task__options__train_size': 40}, 'has other questions: take its `task`'),
     ({'objective__kl_coef': 0.1}, 'replaces the objective: set objective.kl_coef=0'),
   ):
     with pytest.raises(ValueError, match=error):
@@ -205,5 +205,5 @@ def test_another_team_is_refused(tmp_path, monkeypatch):
   with pytest.raises(FileNotFoundError, match='no such file'):
     of(objective__teacher=str(tmp_path / 'none.json'))
   path.write_text('[]')
-  with pytest.raises(ValueError, match='is no config of a team'):
+  with pytest.raises(ValueError, match='is not a team config'):
     of()

@@ -1,4 +1,4 @@
-"""Rollouts that a server samples: our own, one with vLLM's protocol, and replies that are none."""
+"""Tests rollouts sampled by a server: ours, one with vLLM's protocol, faulty replies."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _choice(**fields):
     ({'choices': []}, EndpointError, 'must be a list of one'),
   ],
 )
-def test_what_is_no_message_is_an_error_with_a_name(reply, error, told):
+def test_malformed_replies_are_named_errors(reply, error, told):
   with (
     raw_endpoint.replying(lambda sent: (200, reply)) as (address, _),
     pytest.raises(error, match=told) as raised,
@@ -223,7 +223,7 @@ def test_what_is_no_message_is_an_error_with_a_name(reply, error, told):
   ('values', 'told'),
   [
     ({'rollout__engine': 'http://x/v1'}, 'names no model; write http://x/v1#<its name>'),
-    ({'rollout__engine': 'x#m'}, 'rollout.engine is no address'),
+    ({'rollout__engine': 'x#m'}, 'rollout.engine must be an address'),
     ({'rollout__engine': 'http://me:secret@x/v1#m'}, 'rollout.engine holds a user'),
     ({'rollout__publish': 'a:b'}, "set rollout.publish=''"),
     ({'rollout__engine': 'http://x/v1#m', 'rollout__publish': 'nowhere:f'}, 'cannot be imported'),
@@ -234,7 +234,7 @@ def test_what_is_no_message_is_an_error_with_a_name(reply, error, told):
     ),
   ],
 )
-def test_what_no_server_can_do_is_refused_before_a_model_is_loaded(values, told, monkeypatch):
+def test_unsupported_options_are_refused_before_a_model_is_loaded(values, told, monkeypatch):
   monkeypatch.setattr(setup_lib, 'open_model', lambda *args, **options: pytest.fail('loaded'))
   with pytest.raises(ValueError, match=re.escape(told)):
     setup_lib.build(config_lib.check(micro_run.changed(**values)))
@@ -263,7 +263,7 @@ def test_the_named_hook_gets_merged_weights_and_the_step(tmp_path, monkeypatch):
 
 
 class _Engine:
-  """Serves a setup as the command does a team."""
+  """Serves a setup as the command serves a team."""
 
   load_weights = TeamOfRun.load_weights
 
@@ -312,7 +312,7 @@ GOOD = {'model': 'team', 'prompt': [5, 6], 'max_tokens': 3, 'stop_token_ids': [1
     ('/weights', {'folder': '/nowhere'}, 400, 'the body must be'),
   ],
 )
-def test_what_our_server_cannot_sample_is_refused(small, path, fields, status, told):
+def test_our_server_refuses_unsupported_requests(small, path, fields, status, told):
   _, address = small
   body = {**GOOD, **fields} if path == '/completions' else fields
   found, text = _post(address, path, body)

@@ -1,4 +1,4 @@
-"""Episodes of other nodes: encoded and scored as one's own, or refused; never an error."""
+"""Tests episodes of other nodes: encoded and scored as own ones, or refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_gspo.training.progress import Progress
 
 
 def _node(folder, seed, **values):
-  """Setup, learner, fresh state, and a rollout of which every second episode is right."""
+  """Returns setup, learner, fresh state, and a rollout with every second episode right."""
   values = {'rollout__questions': 3, 'rollout__group_size': 4, 'sft__steps': 0, **values}
   config = micro_run.changed(**values, rollout__share=str(folder), seed=seed)
   setup = setup_lib.build(config_lib.check(config))
@@ -215,10 +215,10 @@ _TOLD = {
       {'reward__score': 'weighted_vote'},
       r"rollout.share='x' with reward.score='weighted_vote', whose weights .* Set rollout.share=''",
     ),
-    (_TOLD, r'that agents are told: .* rollout.share='),
+    (_TOLD, r'prices or budgets in prompts: .* rollout.share='),
   ],
 )
-def test_what_cannot_be_exchanged_is_refused_before_a_model_is_loaded(
+def test_unsupported_exchange_is_refused_before_a_model_is_loaded(
   values, message, monkeypatch, tmp_path
 ):
   monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Rewards of hints, against the paper's formula on teams whose every word is known."""
+"""Compares rewards of hints with the paper's formula on scripted teams."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_hint_earns_its_signal_divided_by_what_answers_rely_on():
   weight = lambda whole, without: np.exp((LOGPROBS[without] - LOGPROBS[whole]) / TEMPERATURE)
   assert gain[0, 0] == pytest.approx(_signal(2) * weight('alpha', ''))
   assert gain[1, 1] == pytest.approx(_signal(1) * weight('beta', ''))
-  # All right after both: nothing to learn, and less than what either alone would have given.
+  # All answers are right after both: nothing to learn, and less than from either alone.
   assert gain[2, 0] == pytest.approx(-_signal(1))
   assert gain[2, 1] == pytest.approx(-_signal(2))
   assert [gain[0, 1], gain[1, 0], gain[3, 0], gain[3, 1]] == [0, 0, 0, 0]  # silent
@@ -149,22 +149,22 @@ def test_braces_written_twice_show_no_answer():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({}, r"advantage.name='hill' pays agents that read the gold answer, and there is none"),
+    ({}, r"advantage.name='hill' needs an agent that reads the gold answer"),
     (
       {'team__topology': 'dag', 'team__edges': ((0, 1), (1, 2))},
       r"'informant1' gives hints, but the last agent does not read it",
     ),
     (
       {'team__roles__solver__model': 'hf:some/model'},
-      r"what 'solver' can learn, which does not learn",
+      r"rewards what 'solver' learns, but it is frozen",
     ),
     (
       {'model__lora_rank': 2, 'policy__sharing': 'mix', 'policy__frozen': ('solver',)},
-      r"what 'solver' can learn, which does not learn \(policy.frozen, ",
+      r"what 'solver' learns, but it is frozen \(policy.frozen, ",
     ),
   ],
 )
-def test_hill_needs_hinters_whom_the_answering_agent_reads(fields, message):
+def test_hill_needs_hints_that_the_answering_agent_reads(fields, message):
   base = {'advantage__name': 'hill', 'advantage__costs': 'inside'}
   if fields:
     base['team__roles__informant__opening'] = '{question} note {note} {answer}'
@@ -181,7 +181,7 @@ def test_a_task_with_its_own_episode_has_no_hinters():
 
 
 @pytest.mark.parametrize('decision', ['last', 'majority'])
-def test_who_answers_must_not_read_the_answer(decision):
+def test_an_answering_agent_must_not_read_the_gold_answer(decision):
   fields = {'agents': ('solver', 'teacher')} if decision == 'last' else {}
   with pytest.raises(ValueError, match=r'team\.roles\.teacher\.opening=.*shows the gold answer'):
     _team(decision=decision, **fields)

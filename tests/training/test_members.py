@@ -1,4 +1,4 @@
-"""Teams of different models: text between vocabularies, frozen members, prices, refusals."""
+"""Tests teams of several models: vocabularies, frozen members, prices, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agent_gspo.training.train_step import train_step
 
 
 def built(solver: str = '', **values) -> setup_lib.Setup:
-  """The micro run's setup, its solver written for by a model of its own."""
+  """Returns the micro run's setup with a separate model for its solver."""
   config = micro_run.changed(**values)
   config['team']['roles']['solver']['model'] = solver
   return setup_lib.build(config_lib.check(config))
@@ -129,7 +129,7 @@ def test_tokens_of_a_dearer_agent_cost_more():
     (
       'endpoint:http://h/v1#m',
       {'advantage__name': 'worth', 'advantage__costs': 'inside'},
-      r"model='endpoint:http://h/v1#m': an endpoint scores no given answers",
+      r"model='endpoint:http://h/v1#m': endpoints cannot score gold answers",
     ),
     (
       'hf:x',
@@ -157,5 +157,5 @@ def test_a_team_of_frozen_models_alone_is_refused(tmp_path: pathlib.Path):
   config = micro_run.changed()
   for role in config['team']['roles'].values():
     role['model'] = f'hf:{tmp_path}'
-  with pytest.raises(ValueError, match='gives every agent another model'):
+  with pytest.raises(ValueError, match='is set for every agent'):
     config_lib.check(config)

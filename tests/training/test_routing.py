@@ -1,4 +1,4 @@
-"""Metrics of a mixture's routing against a loop over messages, and a run of a mixture."""
+"""Compares routing metrics of a mixture with a loop, and trains one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agent_gspo.workdir import json_lines
 
 
 def _messages():
-  """Three samples of one prompt and one of another: contexts are shared, padding is left."""
+  """Returns three samples of one prompt and one of another, with shared contexts and padding."""
   rng = np.random.default_rng(0)
   prompts = [rng.integers(5, 300, 6)] * 3 + [rng.integers(5, 300, 4)]
   lengths = (1, 5, 3, 2)
@@ -38,7 +38,7 @@ def _messages():
 
 
 def _routed(params, message) -> tuple[np.ndarray, np.ndarray]:
-  """Experts `[n, layers, k]` and probabilities `[n, layers, E]` where its tokens are predicted."""
+  """Returns experts `[n, layers, k]` and probabilities `[n, layers, E]` at predicted tokens."""
   found = _read(params, jnp.asarray(message.path[:-1])[None])
   source = slice(len(message.prompt_ids) - 1, None)
   return tuple(np.asarray(found[name][0, source]) for name in ('experts', 'probabilities'))
@@ -103,7 +103,7 @@ def test_the_sampler_tells_the_experts_of_each_token_that_it_read():
 
 @pytest.mark.parametrize('replay', ['trainer', 'sampler'])
 def test_replay_uses_the_experts_of_the_old_policy(replay):
-  """The metric still compares what the router would choose."""
+  """The metric still compares the router's own choices."""
   old = tiny.params(tiny.MIXTURE)
   # Other routers: the old experts get other weights, and others would be chosen.
   new = jax.tree.map(lambda x: x[:, ::-1] if x.shape == (32, 6) else x, old)
@@ -144,7 +144,7 @@ def test_replay_uses_the_experts_of_the_old_policy(replay):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({}, r"'trainer' with model.source='random:micro', no mixture of experts"),
+    ({}, r"'trainer' with model.source='random:micro', which has no experts"),
     (
       {'model__source': 'random:micro_moe', 'learner__old_logprobs': 'sampler'},
       r"'trainer' with learner.old_logprobs='sampler'. Set .* or learner.old_logprobs='trainer'",

@@ -1,4 +1,4 @@
-"""SFT: what is imitated, where it stops, how it goes on."""
+"""Tests SFT: targets, stopping, resuming."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
 
 
 def go(setup, workdir, meet=lambda: None, progress=None):
-  """A stage from the newest checkpoint in a workdir to its end."""
+  """Runs SFT from the newest checkpoint in a workdir to its end."""
   saves, interruption = Checkpoints(workdir / 'sft', setup.config), Interruption()
   interruption.meet = meet
   try:
@@ -64,7 +64,7 @@ def stage_of(setup, folder) -> sft.Stage:
 
 
 class Seen(Progress):
-  """A display that remembers finished steps and notes."""
+  """Records finished steps and notes."""
 
   def __init__(self):
     self.steps, self.notes = [], []
@@ -127,7 +127,7 @@ def test_copies_of_a_story_are_held_back_together():
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    ({'sft__steps': 0, 'sft__held_back': 0.2}, 'there is none: set sft.epochs'),
+    ({'sft__steps': 0, 'sft__held_back': 0.2}, 'needs SFT: set sft.epochs'),
     ({'sft__held_back': 0.001, 'task__options__train_size': 20}, 'that sft.held_back leaves to RL'),
     ({'sft__held_back': 0.999999, 'task__options__train_size': 20}, 'leaves no training question'),
   ],
@@ -165,7 +165,7 @@ def test_the_share_of_a_role_is_how_much_of_it_is_trained(share):
   assert abs(len(messages) - (200 + share * 400)) <= (60 if 0 < share < 1 else 0)
 
 
-def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
+def test_questions_with_unusable_demonstrations_are_left_out(monkeypatch):
   setup = build(sft__questions=8)
   task, real = setup.task, setup.task.demonstration
   odd = {setup.questions[demonstrations(setup)._drawn(i)].id: i for i in range(8)}
@@ -185,7 +185,7 @@ def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
 
 
 def test_conversations_about_a_question_that_comes_twice_are_apart(monkeypatch):
-  """A stage of fewer questions than a step, or the end of an epoch."""
+  """Tests SFT of fewer questions than a step, and the end of an epoch."""
   setup = build(sft__questions=8)
   calls, heard = [], []
 
@@ -279,7 +279,7 @@ def test_demonstrations_follow_the_price_that_is_told(share):
     assert len(set(lengths)) == 1
 
 
-def test_it_learns_and_tells(tmp_path):
+def test_sft_lowers_the_loss_and_records_it(tmp_path):
   setup = build(sft__steps=30, sft__save_every=10, sft__validation_questions=20)
   seen = Seen()
   go(setup, tmp_path, progress=seen)
@@ -332,7 +332,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
 
 
 class Patient:
-  """A stage with losses 3, 1, 2, 2: with patience 2 it ends after the fourth, with the second."""
+  """Runs SFT with losses 3, 1, 2, 2: patience 2 ends it after the fourth, with the second."""
 
   def __init__(self, folder, monkeypatch):
     self.workdir = folder
@@ -350,7 +350,7 @@ class Patient:
     monkeypatch.setattr(sft.Stage, '_validate', validate)
 
   def go(self, stop: int | None = None):
-    """To the end, or until it is interrupted after a step."""
+    """Runs to the end, or until it is interrupted after a step."""
 
     def meet():
       if records.supervised(self.workdir)[-1]['step'] == stop:
@@ -368,7 +368,7 @@ class Patient:
     *(pytest.param(stops, marks=pytest.mark.slow) for stops in ((7,), (4, 5, 6, 7, 8))),
   ],
 )
-def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(tmp_path, monkeypatch, stops):
+def test_sft_ends_with_the_best_step_on_a_plateau(tmp_path, monkeypatch, stops):
   stage = Patient(tmp_path, monkeypatch)
   for stop in stops:
     with pytest.raises(KeyboardInterrupt):
@@ -379,7 +379,7 @@ def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(tmp_path, monke
   assert not same(params, flax.traverse_util.unflatten_dict(stage.at[8]))
 
 
-def test_without_the_best_it_says_how_to_begin_anew(tmp_path, monkeypatch):
+def test_a_missing_best_checkpoint_names_the_remedy(tmp_path, monkeypatch):
   stage = Patient(tmp_path, monkeypatch)
   with pytest.raises(KeyboardInterrupt):
     stage.go(stop=7)
@@ -394,7 +394,7 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
   parts = config_lib.check(micro_run.changed())
   monkeypatch.setattr(parts.task, 'demonstration', lambda *_, **__: 'has ' * 9)
   with pytest.raises(
-    ValueError, match=r'sft: of 4 questions .* Raise team\.max_message_tokens, team\.roles'
+    ValueError, match=r'sft: none of 4 questions .* Raise team\.max_message_tokens, team\.roles'
   ):
     setup_lib.build(parts)
 
@@ -414,10 +414,10 @@ def test_an_episode_without_turns_has_no_demonstration(monkeypatch):
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    ({'sft__epochs': 1.0}, r'sft\.steps=2 and sft\.epochs=1\.0 both say'),
+    ({'sft__epochs': 1.0}, r'sft\.steps=2 and sft\.epochs=1\.0 both set'),
     (
       {'sft__role_shares': {'judge': 1.0}},
-      r'sft\.role_shares\.judge: the team has the roles informant, solver',
+      r'sft\.role_shares\.judge: role must be one of informant, solver',
     ),
     ({'sft__role_shares': {'solver': 2}}, r'sft\.role_shares\.solver=2 must be a number from 0'),
     ({'sft__role_shares': {'solver': 0, 'informant': 0}}, r'trains no role'),
@@ -425,7 +425,7 @@ def test_an_episode_without_turns_has_no_demonstration(monkeypatch):
       {'sft__role_shares': {'informant': 0}, 'team__roles__solver__model': 'hf:frozen'},
       r"role_shares=\{'informant': 0\} trains no role",
     ),
-    ({'sft__patience': 1}, r'sft\.patience=1 needs a loss to look at: set sft\.validation_q'),
+    ({'sft__patience': 1}, r'sft\.patience=1 needs a validation loss: set sft\.validation_q'),
     ({'evaluation__untrained': 'last'}, r"untrained='last' with sft\.steps=2: the team"),
     (
       {'sft__validation_questions': 4, 'task__options__validation_size': 0},
@@ -513,7 +513,7 @@ def test_who_is_told_what_is_left_of_a_budget_is_shown_messages_that_fit():
   }
 
   def missed(follows, cue):
-    """How far the last message is from what the others left, a mean over questions."""
+    """Returns the mean distance of the last message from the tokens left."""
     setup = build(**told, sft__follows_terms=follows, team__roles__solver__cue=cue)
     messages, _ = demonstrations(setup).of_step(0)
     by_agent = np.zeros((3, 60))

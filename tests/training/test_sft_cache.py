@@ -1,4 +1,4 @@
-"""SFT is made once for all runs that begin alike, and for no other."""
+"""Checks that equal SFT is shared between runs, and different SFT is not."""
 
 import dataclasses
 import errno
@@ -34,7 +34,7 @@ def _file(source: str | None = None, vocabulary: str = '', **values) -> pathlib.
 @pytest.mark.parametrize(
   'change', [{}, {'budget__lambda_tok': 0.5}, {'steps': 3}, {'algorithm': 'grpo'}]
 )
-def test_runs_that_begin_alike_share_it(change):
+def test_runs_with_equal_sft_share_it(change):
   assert sft.load_cached(_file(), _PARAMS) is None
   sft.save_cached(_file(), _PARAMS)
   found = sft.load_cached(_file(**change), _PARAMS)
@@ -42,7 +42,7 @@ def test_runs_that_begin_alike_share_it(change):
   assert found['b'] == 3
 
 
-def test_another_vocabulary_has_another():
+def test_another_vocabulary_has_its_own_sft():
   assert _file(vocabulary='a') != _file(vocabulary='b')
 
 
@@ -60,7 +60,7 @@ def test_another_vocabulary_has_another():
     {'budget__mode': 'conditioned', 'budget__told_words': ('free', 'dear')},
   ],
 )
-def test_runs_that_begin_otherwise_do_not(change):
+def test_runs_with_other_sft_do_not_share_it(change):
   sft.save_cached(_file(), _PARAMS)
   assert sft.load_cached(_file(**change), _PARAMS) is None
 
@@ -128,7 +128,7 @@ def test_an_option_that_cannot_be_a_path_is_a_text(text):
   assert of() != before
 
 
-def test_the_same_file_elsewhere_is_another(tmp_path):
+def test_the_same_file_at_another_path_counts_as_another(tmp_path):
   for folder in ('a', 'b'):
     (tmp_path / folder).mkdir()
     (tmp_path / folder / 'model.safetensors').write_bytes(b'one')
@@ -142,9 +142,9 @@ def test_a_name_on_the_hub_counts_by_its_commit():
   assert _file('hf:owner/name@1', **name) == _file(model__source='hf:owner/name@1')
 
 
-def test_another_program_or_model_does_not(monkeypatch):
+def test_another_program_or_model_is_not_reused(monkeypatch):
   sft.save_cached(_file(), _PARAMS)
-  with pytest.warns(UserWarning, match='it is of another model'):
+  with pytest.warns(UserWarning, match='other weight shapes'):
     assert sft.load_cached(_file(), {'c': np.zeros(1)}) is None
   monkeypatch.setattr(sft.provenance, 'code', lambda: 'changed')
   assert sft.load_cached(_file(), _PARAMS) is None
@@ -152,7 +152,7 @@ def test_another_program_or_model_does_not(monkeypatch):
 
 @pytest.mark.parametrize('steps', [0, 2])
 def test_a_fresh_start_keeps_no_records_of_an_earlier_sft(tmp_path, steps):
-  """Neither without SFT nor with its cached result."""
+  """Tests runs without SFT, and with its cached result."""
   least = {'steps': 0, 'evaluation__questions': 1, 'evaluation__seen_questions': 0}
   loop.train(micro_run.changed(**least), tmp_path / 'run')
   assert len(records.supervised(tmp_path / 'run')) == 2
@@ -167,7 +167,7 @@ def _kept(folder) -> pathlib.Path:
 
 
 def _written(**arrays):
-  """Writes other arrays in place of what was kept."""
+  """Returns a function that overwrites the cached arrays."""
 
   def write(file):
     flat = {'a/kernel': _PARAMS['a']['kernel'], 'b': np.float32(3)} | arrays
@@ -182,12 +182,12 @@ def _written(**arrays):
     (lambda file: file.write_bytes(file.read_bytes()[:-5]), ''),
     (lambda file: file.write_bytes(b''), ''),
     (lambda file: file.write_bytes(b'garbage' * 99), ''),
-    (_written(**{'a/kernel': np.zeros((3, 2), np.float32)}), 'it is of another model'),
-    (_written(**{'a/kernel': np.zeros((2, 3), np.float16)}), 'it is of another model'),
-    (_written(c=np.float32(1)), 'it is of another model'),
+    (_written(**{'a/kernel': np.zeros((3, 2), np.float32)}), 'other weight shapes'),
+    (_written(**{'a/kernel': np.zeros((2, 3), np.float16)}), 'other weight shapes'),
+    (_written(c=np.float32(1)), 'other weight shapes'),
   ],
 )
-def test_a_damaged_one_is_made_anew(folder, damage, reason):
+def test_a_damaged_cache_is_rebuilt(folder, damage, reason):
   sft.save_cached(_file(), _PARAMS)
   damage(_kept(folder))
   wrong = rf'sft/.* is damaged \(.*{reason}.*\): SFT runs anew'
@@ -197,7 +197,7 @@ def test_a_damaged_one_is_made_anew(folder, damage, reason):
   assert sft.load_cached(_file(), _PARAMS)['b'] == 3
 
 
-def test_what_is_not_finite_is_not_kept(folder):
+def test_nonfinite_parameters_are_not_cached(folder):
   poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
   wrong = r'after SFT b is not finite\. Lower sft\.learning_rate\.'
   with pytest.raises(FloatingPointError, match=wrong):

@@ -1,4 +1,4 @@
-"""Several models that learn in one run: whose messages, whose gradient, resume, use, refusals."""
+"""Tests several learning models in one run: gradients, resume, use, errors."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_another_vocabulary_begins_at_ratio_one(permuted, values):
 
 
 def test_the_reference_of_each_model_reads_its_own_messages(same, permuted):
-  """In both vocabularies the solver is the main model, and so is the reading."""
+  """The solver is the main model in both vocabularies."""
   found = []
   for source in (same, permuted):
     setup = built(source, objective__kl_coef=0.1, rollout__temperature=1e-6)
@@ -222,7 +222,7 @@ def test_the_plan_counts_both_models(same):
 
 
 def test_the_plan_counts_the_work_of_each_model(same):
-  """Two equal models do the work of one, a frozen one learns nothing, a larger one does more."""
+  """Two equal models do the work of one, a frozen one less, a larger one more."""
   planned = lambda *source, **values: setup_lib.plan(config_lib.check(changed(*source, **values)))
   alone = setup_lib.plan(config_lib.check(micro_run.changed()))
   both = planned(same)
@@ -247,7 +247,7 @@ def test_the_plan_counts_the_work_of_each_model(same):
 
 @functools.cache
 def finished(source: str):
-  """A run that nothing interrupted; do not write there."""
+  """Returns an uninterrupted run; do not write there."""
   workdir = micro_run.folder() / 'members'
   record = loop.train(_run(source), workdir)
   return workdir, record
@@ -318,7 +318,7 @@ def test_a_saved_team_is_used_with_the_weights_that_it_learned(permuted, tmp_pat
     (
       'hf:x',
       {'model__lora_rank': 2, 'policy__sharing': 'adapters', 'policy__frozen': ('solver',)},
-      r"policy\.frozen=\('solver',\) .* solver has a model of its own that learns",
+      r"policy\.frozen=\('solver',\) .* solver has its own model, trained",
     ),
   ],
 )

@@ -117,7 +117,7 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
     new = old
   elif old is None:
     raise plugins.PluginError(
-      f'{where} returned baselines, but does not read `baselines`: take that parameter too.'
+      f'{where} returned baselines, but does not read `baselines`: add that parameter.'
     )
   else:
     new = vector(', as baselines,', new, len(old), 'role')

@@ -148,7 +148,7 @@ def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> O
     ValueError: Spans are given; the clip would need all tokens of a span at once.
   """
   if x.span_log_ratio is not None:
-    raise ValueError('gmpo takes no spans: set the ratio span to "message".')
+    raise ValueError('objective.ratio_span must be "message" with gmpo.')
   surrogate = functools.partial(parts.geometric_mean, low=clip_low, high=clip_high)
   return _compose(x, parts.token_ratio, surrogate, parts.sequence_mean)
 
@@ -391,5 +391,5 @@ def from_config(
   if 'max_length' in objective.options:
     given.setdefault('max_length', float(max_length))
   if options.ratio_span != 'message' and not objective.spans:
-    raise ValueError(f'objective.ratio_span={options.ratio_span!r}: {name!r} takes messages only.')
+    raise ValueError(f'objective.ratio_span={options.ratio_span!r} must be "message" for {name!r}.')
   return make(name, opsm_threshold=options.opsm_threshold, **given)

@@ -96,8 +96,8 @@ def attend(
     return reference.attend(q, k, v, mask, cap=cap, sum_values=on_cpu)
   if implementation == 'gpu' and cap is not None:
     raise ValueError(
-      "model.attention='gpu' caps no scores (attn_logit_softcapping), as this model does; must be "
-      "'auto' or 'blockwise'."
+      "model.attention='gpu' has no attn_logit_softcapping, which this model needs; must be 'auto' "
+      "or 'blockwise'."
     )
   caps = {} if cap is None else {'cap': cap}
   return _tree_attention(implementation)(q, k, v, mask, **caps)
