@@ -1,4 +1,4 @@
-"""Attributions of complementary, redundant and silent messages, and what they optimize."""
+"""Tests attributions of complementary, redundant and silent messages, and their optimum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _divide(name, values, said, slots):
   ],
 )
 def test_complementary_messages(name, expected):
-  """Either of the first two is worth nothing without the other; the third is irrelevant."""
+  """Neither of the first two has value without the other; the third is irrelevant."""
   values = _values([0, 1, 2], lambda s: 5.0 if {0, 1} <= s else 0.0)
   assert _divide(name, values, [0, 1, 2], [0, 1, 2]) == pytest.approx(expected)
 
@@ -43,7 +43,7 @@ def test_complementary_messages(name, expected):
   [('leave_one_out', [0, 0]), ('potential', [5, 0]), ('segment', [5, 0]), ('shapley', [2.5, 2.5])],
 )
 def test_redundant_messages(name, expected):
-  """Two agents hold the same: leave-one-out pays neither, potential the first that spoke."""
+  """Leave-one-out credits neither of two equal messages, potential the first."""
   values = _values([0, 1], lambda s: 5.0 if s else 0.0)
   assert _divide(name, values, [0, 1], [0, 1]) == pytest.approx(expected)
 
@@ -53,7 +53,7 @@ def test_redundant_messages(name, expected):
   [('leave_one_out', [0, 3]), ('potential', [3, 3]), ('segment', [0, 3]), ('shapley', [0, 3])],
 )
 def test_a_silent_slot(name, expected):
-  """Slot 0 said nothing. Its return under the potential is that of what follows it."""
+  """Slot 0 is silent: under the potential its return is that of the later messages."""
   values = _values([1], lambda s: 3.0 * len(s))
   assert _divide(name, values, [1], [0, 1]) == pytest.approx(expected)
 

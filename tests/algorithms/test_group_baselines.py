@@ -1,4 +1,4 @@
-"""Advantages against a baseline, each against its formula in float64."""
+"""Compares advantages against a baseline with their formulas in float64."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rloo_with_one_message_an_episode_is_the_papers():
 
 
 def test_rloo_of_one_episode_divides_nothing_by_zero():
-  """So that a search for NaNs in a run does not stop here."""
+  """A division by zero would trip `jax_debug_nans` in a run."""
   with jax.debug_nans(True):
     np.testing.assert_array_equal(
       group_baselines.rloo(np.float32([1, 0, 0, 0]), _GROUPS, _GROUPS), 0
@@ -162,7 +162,7 @@ def test_spo_single_whitens_what_the_posterior_did_not_expect(x):
 
 
 def _ngrpo(rewards, **options):
-  """One group of one message an episode."""
+  """Returns advantages of one group with one message per episode."""
   zeros, episode = np.zeros(len(rewards), int), np.arange(len(rewards))
   return group_baselines.ngrpo(np.asarray(rewards, np.float32), zeros, episode, **options)
 

@@ -1,4 +1,4 @@
-"""Group statistics against float64 loops."""
+"""Compares group statistics with float64 loops."""
 
 from __future__ import annotations
 

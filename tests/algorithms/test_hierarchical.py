@@ -1,4 +1,4 @@
-"""Two time scales: what subgoals and what follows them are credited with."""
+"""Tests the two time scales of HiPER: subgoals, and the messages that follow them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_gspo.algorithms.advantages import hierarchical
 
 
 def _hiper(e: dict[str, np.ndarray], rewards: np.ndarray, lam: float) -> tuple[np.ndarray, int]:
-  """The formulas, span by span; also how many spans another one follows."""
+  """Returns advantages by a loop over spans, and the number of spans with a successor."""
   count, followed = len(rewards), 0
   spans: list[tuple[list[int], int]] = []  # messages, next subgoal or -1
   sets = np.zeros(count, bool)

@@ -1,4 +1,4 @@
-"""KL estimators against exact sums over a small vocabulary."""
+"""Compares KL estimators with exact sums over a small vocabulary."""
 
 from __future__ import annotations
 

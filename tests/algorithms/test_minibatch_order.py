@@ -1,4 +1,4 @@
-"""Turn products against a loop written from the formula."""
+"""Compares products over turns with a loop written from the formula."""
 
 from __future__ import annotations
 

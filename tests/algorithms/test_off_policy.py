@@ -1,4 +1,4 @@
-"""The off-policy mask and truncated importance sampling against loops written from the formulas."""
+"""Compares the off-policy mask and truncated importance sampling with loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CAP = 1.5
 
 
 def _stale(x: PackedTokens, threshold: float, span: np.ndarray | None = None) -> np.ndarray:
-  """The messages that OPSM masks, by a loop."""
+  """Returns the messages that OPSM masks, by a loop."""
   masked = np.zeros(12, bool)
   behavior = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
   new, old = (np.asarray(v, np.float64) for v in (x.logprobs, behavior))
@@ -45,7 +45,7 @@ def test_opsm_drops_what_is_negative_and_has_left_the_policy(spans):
 
 
 def test_opsm_measures_from_the_behavior_policy():
-  """Also where ratios start from the trainer's log-probs of the newest weights."""
+  """Also if ratios start from the trainer's log-probs of the newest weights."""
   x = case(1)
   sampler = jnp.asarray(_sampler(x))
   x = x.replace(advantages=-1 - jnp.abs(x.advantages), sampler_logprobs=sampler)
@@ -91,13 +91,13 @@ def test_opsm_composes_with_every_objective(name):
 
 
 def _sampler(x, seed: int = 4) -> np.ndarray:
-  """Log-probs that lie on both sides of the old ones; junk in the padding."""
+  """Returns log-probs on both sides of the old ones, with arbitrary padding."""
   noise = np.random.default_rng(seed).normal(0.0, 0.3, len(x.old_logprobs))
   return np.where(x.token_mask > 0, x.old_logprobs + noise, 1e4 * noise).astype(np.float32)
 
 
 def _by_hand(x, sampler, cap: float, level: str) -> tuple[np.ndarray, np.ndarray]:
-  """Weights and whether they were truncated, of real tokens only, by a loop."""
+  """Returns weights of real tokens, and whether they were truncated, by a loop."""
   weights, truncated = np.ones(len(sampler)), np.zeros(len(sampler))
   real = np.asarray(x.token_mask) > 0
   old, sampler = np.asarray(x.old_logprobs, np.float64), np.asarray(sampler, np.float64)

@@ -1,4 +1,4 @@
-"""Posteriors of questions, and which questions are chosen from them."""
+"""Tests posteriors of questions and the choice of questions from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages that tell turns apart, each against its formula in float64."""
+"""Compares turn-level advantages with their formulas in float64."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gigpo_adds_the_step_to_the_episode(x, omega, divide):
 
 
 def test_gigpo_compares_episodes_by_all_that_the_author_earned():
-  """Returns to go of later messages are smaller in one episode; the whole is not."""
+  """Returns to go differ between episodes, total returns do not."""
   x = some_inputs(4, 'question_agent')
   earned = np.random.default_rng(0).random(len(x.task)).astype(np.float32)
   x = x.replace(reward=earned, observation=np.arange(len(earned)))
@@ -164,7 +164,7 @@ def test_hgpo_weighs_long_histories_more(x, alpha):
   levels = [
     by_group(e['rewards'], members(e['question'], ids), standardised) for ids in e['history']
   ]
-  # As the code sees it: 0 in groups of one or of ties.
+  # As in the code: 0 in groups of one or of ties.
   levels = [np.where(np.abs(a) < 1e-9, 0, a) for a in levels]
   expected = np.zeros(len(e['task']))
   seen = set()
@@ -190,7 +190,7 @@ def test_hgpo_by_hand():
 
 
 def test_hgpo_does_not_count_a_level_that_ties():
-  """Its rounding errors would take weight from the level that tells messages apart."""
+  """Its rounding errors would take weight from the level at which messages differ."""
   rewards = np.repeat(np.float32([0.9, 0.976]), 7)
   history = np.stack([np.zeros(14, int), np.repeat([0, 1], 7)])
   found = turn_level.hgpo(rewards, np.zeros(14, int), history)

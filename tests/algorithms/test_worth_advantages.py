@@ -1,4 +1,4 @@
-"""Advantages from gains: virtual actions, units, and what was not measured."""
+"""Tests advantages from gains: virtual actions, units, unmeasured messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _worth(
 
 
 def _columns(seed: int) -> dict[str, np.ndarray]:
-  """Messages of eight groups in no order: measured or not, with a plain note or without."""
+  """Returns columns of messages of eight groups: measured or not, with or without a plain note."""
   rng = np.random.default_rng(seed)
   group = rng.permutation(np.repeat(np.arange(8), 6))
   known = (rng.random(48) < 0.7) & (group != 7)
@@ -132,7 +132,7 @@ def test_silence_is_not_unlearned_for_what_reading_its_prompt_costs():
 
 
 def test_a_group_that_does_the_best_known_is_not_rewarded_for_it():
-  """Else each group that says what pays would push all agents to speak."""
+  """Otherwise each group of useful messages would push all agents to speak."""
   assert not _worth([8.0] * 4, 0.1, plain_gain=7.0, plain_costs=0.1).any()
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: what is run, what is left alone, what a failure costs, what is written."""
+"""Tests sweeps: which runs start, what a failure costs, which files are written."""
 
 import json
 import os

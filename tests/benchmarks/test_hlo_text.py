@@ -1,4 +1,4 @@
-"""Costs read from compiled text, against what the programs do."""
+"""Compares costs read from compiled text with the work of the programs."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Mistakes are planted in every module of formulas."""
+"""Checks that mutants are planted in every module of formulas."""
 
 from benchmarks import mutation_check
 

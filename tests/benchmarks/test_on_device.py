@@ -1,4 +1,4 @@
-"""A case that fails or hangs keeps what it has told, and the other cases run."""
+"""Checks that a failed or hanging case keeps its figures and does not stop the others."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The work that libraries are timed on is the one that its docstring describes."""
+"""Checks that libraries are timed on the work that its docstring describes."""
 
 import argparse
 

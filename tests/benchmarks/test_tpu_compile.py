@@ -1,4 +1,4 @@
-"""The programs of a run compile for a TPU slice; no TPU is needed."""
+"""Compiles the programs of a run for a TPU slice, without a TPU."""
 
 import json
 import os

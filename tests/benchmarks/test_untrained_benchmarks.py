@@ -1,4 +1,4 @@
-"""benchmarks/untrained_benchmarks.py and its config: all benchmarks, and the table."""
+"""Tests benchmarks/untrained_benchmarks.py: its config, benchmarks and table."""
 
 from __future__ import annotations
 

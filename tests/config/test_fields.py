@@ -1,4 +1,4 @@
-"""Every field of a config has a meaning, and a config is printed with them."""
+"""Checks that every field has a description, and that configs are printed with them."""
 
 from __future__ import annotations
 

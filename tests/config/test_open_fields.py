@@ -1,4 +1,4 @@
-"""The flag --config: names, a run's own config, and fields that the file does not write."""
+"""Tests the flag --config: names, a run's own config, and fields missing in the file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
     ('sft.role_shares.nobody=0.5', 'nobody'),
   ],
 )
-def test_those_that_there_are_not_are_refused_by_name(argument, message):
+def test_unknown_options_are_refused_by_name(argument, message):
   done = _loaded(f'--config.{argument}')
   assert done.returncode == 0, done.stderr
   with pytest.raises(ValueError, match=message):
@@ -102,13 +102,13 @@ def test_other_fields_are_refused_as_before(argument):
     ('num_generations=8', 'rollout.group_size'),  # of another library
   ],
 )
-def test_the_field_that_was_meant_is_named(argument, meant):
+def test_a_similar_field_is_suggested(argument, meant):
   done = _loaded(f'--config.{argument}')
   assert done.returncode == 2
   assert f'Did you mean --config.{meant}?' in done.stderr
 
 
-def test_a_name_that_the_command_line_cannot_hold_is_told(tmp_path):
+def test_a_name_that_is_no_flag_is_refused(tmp_path):
   field = '--config.team.roles.my-critic.opening'
   done = _loaded(f'{field}=x')
   assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Sections know the ranges of their fields; a config file loads without JAX."""
+"""Tests ranges of fields, and that a config file loads without JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAVY = ('jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'tokenizers', 'tran
 
 
 def _imported(code: str) -> list[str]:
-  """Names of the modules that a fresh Python has imported after some code."""
+  """Returns the modules that a fresh Python has imported after some code."""
   done = subprocess.run(
     [sys.executable, '-c', f'import json, sys\n{code}\nprint(json.dumps(list(sys.modules)))'],
     cwd=micro_run.ROOT,

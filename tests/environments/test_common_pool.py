@@ -1,4 +1,4 @@
-"""The common pool: harvests, regrowth, collapse."""
+"""Tests the common pool: harvests, regrowth, collapse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes in an environment: steps, ends, what is observed, what is earned."""
+"""Tests episodes in an environment: steps, ends, observations, rewards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENIZER = word_level(['from', 'environment', 'a1', 'a2', ':', 'say', 'up', 'so
 
 
 class Climb(Environment):
-  """Each `up` climbs a step and earns it; whoever wrote last sits out. The top is 3."""
+  """Climbs a step of reward 1 at each `up`, to the top of 3; the last author sits out."""
 
   name = 'climb'
 
@@ -283,7 +283,7 @@ def test_a_vote_on_an_environments_outcome_is_refused():
 
 
 class Waits(Climb):
-  """All episodes act at the same time, or none goes on."""
+  """Waits until all episodes act at the same time."""
 
   threads = 4
 

@@ -1,4 +1,4 @@
-"""The half-maze: mazes, walks, demonstrations."""
+"""Tests the half-maze: mazes, walks, demonstrations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENIZER = word_level([*SMALL.vocabulary(), ';', 'say', 'move'])
 
 
 def reached(task, state) -> dict[str, int]:
-  """Ways from the piece's cell to each cell that never turn back."""
+  """Returns the number of paths from the piece's cell to each cell without backtracking."""
   ways, todo = {}, [(state.cell, '')]
   while todo:
     cell, before = todo.pop()

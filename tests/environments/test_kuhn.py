@@ -1,4 +1,4 @@
-"""Kuhn poker: rules, texts that are no move, best responses."""
+"""Tests Kuhn poker: rules, invalid moves, best responses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def play(script, **options):
 
 
 def earned(batch, episode=0):
-  """Chips of both players."""
+  """Returns the chips of both players."""
   own = [m for m in batch.messages if m.episode == episode]
   return [sum(m.reward for m in own if m.agent == agent) for agent in (0, 1)]
 
@@ -88,7 +88,7 @@ def test_a_question_that_is_no_deal_is_refused():
 
 @pytest.mark.parametrize('text', ['', 'call', 'bet please', 'pass bet', 'I have K'])
 @pytest.mark.parametrize('before', [(), ('pass',), ('bet',), ('pass', 'bet')])
-def test_anything_else_forfeits_the_ante(text, before):
+def test_invalid_moves_forfeit_the_ante(text, before):
   batch = play(lambda turn: [*before, text][len(turn.state.moves)])
   author = len(before) % 2
   for episode in range(6):
@@ -100,7 +100,7 @@ def test_anything_else_forfeits_the_ante(text, before):
 
 
 def test_no_message_earns_by_garbage():
-  """Under random words nobody gains by a text that is no move."""
+  """Random words, which are no moves, earn nothing."""
   words, rng = [*kuhn.MOVES, 'call', '', 'J', 'bet bet'], random.Random(0)
   for _ in range(50):
     batch = play(lambda turn: rng.choice(words))
@@ -134,7 +134,7 @@ SETS = [
 
 
 def family(alpha):
-  """Equilibria of Kuhn (1950): the first player bets J with probability `alpha` in [0, 1/3]."""
+  """Returns an equilibrium of Kuhn (1950), in which J bets first with probability `alpha`."""
   return {
     **{'J :': alpha, 'Q :': 0, 'K :': 3 * alpha},
     **{'J : pass bet': 0, 'Q : pass bet': alpha + 1 / 3, 'K : pass bet': 1},
@@ -175,7 +175,7 @@ def test_uniform_play_by_hand():
 
 
 def test_a_best_response_is_the_best_of_all_pure_answers():
-  """An oracle that plays each of the 64 pure policies of a side through all deals."""
+  """Compares with an oracle that plays all 64 pure policies of a side through all deals."""
   rng = np.random.default_rng(0)
   bets = dict(zip(SETS, rng.random(len(SETS)).tolist(), strict=True))
 

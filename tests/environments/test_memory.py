@@ -1,4 +1,4 @@
-"""The memory world: visits, notes, search, rewards."""
+"""Tests the memory world: visits, notes, search, rewards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEGUN = Visits(
 
 
 def play(task: Memory, state: Visits, texts: list[str]):
-  """The last rewards, with a text for each step."""
+  """Returns state, rewards and `done` after these texts."""
   for text in texts:
     assert [i for i in range(3) if task.observe(state, i) is not None] == [state.agent]
     state, rewards, done = task.act(state, {state.agent: text})

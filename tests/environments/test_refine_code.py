@@ -1,4 +1,4 @@
-"""Code refinement: what programs return and earn, and a tree of them that is learned."""
+"""Tests code refinement: results and rewards of programs, and trees of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saboteur world: who is paid for what, and who is told to lie."""
+"""Tests the saboteur world: rewards of each role, and the saboteur's instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Games with TextArena's interface as environments."""
+"""Tests games with TextArena's interface as environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_gspo.teams.team import make_team
 
 
 class Count:
-  """Two players name the next number in turn, dice say how far it goes; TextArena's style.
+  """Plays counting in turns up to a limit drawn by dice, in TextArena's style.
 
   Observations are consumed when read, and draws are from `random` itself.
   """
@@ -55,7 +55,7 @@ class Count:
 
 
 class Waiting(Count):
-  """Lets other threads go on in mid-game."""
+  """Yields to other threads in mid-game."""
 
   def step(self, action):
     time.sleep(0.002)
@@ -136,14 +136,14 @@ def test_what_is_no_action_ends_the_game_without_a_reward(texts):
 
 
 class Buggy(Count):
-  """Reads what it never set."""
+  """Reads an attribute that it never set."""
 
   def step(self, action):
     return self.undefined, {}
 
 
 class Unimported(Count):
-  """Calls what it never imported."""
+  """Calls a function that it never imported."""
 
   def step(self, action):
     return undefined(action), {}  # noqa: F821
@@ -160,7 +160,7 @@ def test_a_bug_of_a_game_is_no_wrong_action(game, message):
 
 
 class Matched(Count):
-  """Takes a number from any text, without a look at the match."""
+  """Reads a number from any text, without checking the match."""
 
   def step(self, action):
     return super().step(re.match(r'\d+', action).group())

@@ -1,4 +1,4 @@
-"""A question of one's own: who is asked, what is shown, what is refused."""
+"""Tests asking a team: whose turn it is, what is shown, what is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDE = {'max_message_tokens': 20}
 
 
 def _say(turn: Turn) -> str:
-  """Agent 1 keeps silent in its first turn; the others say who they are, and when."""
+  """Writes agent and round; agent 1 is silent in its first turn."""
   if (turn.agent, turn.round) == (1, 0):
     return ''
   return f'[b]{turn.agent}{turn.round}[/b] = {turn.agent + turn.round}'
@@ -75,14 +75,14 @@ def test_questions_are_asked_in_one_batch():
 
 
 def _begun(team, tokenizer):
-  """Texts of each turn as they grow, and a listener of a policy that collects them."""
+  """Returns the growing texts of each turn, and the listener that collects them."""
   texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
   tell = lambda agent, round_, text: texts[agent, round_].append(text)
   return texts, asking.as_text(team, tokenizer, tell)
 
 
 def test_a_message_is_text_while_it_is_written():
-  """Neither half a character nor the token that ends it."""
+  """Shows neither half a character nor the stop token."""
   team, said = scripted_teams.team('star', max_message_tokens=40), ['Größe 3 €', '', '👍 = 3']
   texts, hear = _begun(team, TOKENIZER)
   policy = ScriptedPolicy(lambda turn: said[turn.agent], TOKENIZER)
@@ -118,7 +118,7 @@ def test_a_model_tells_what_it_writes_with_what_tools_insert(monkeypatch):
   assert inserted > 2
 
 
-def test_what_is_shown():
+def test_a_conversation_is_printed():
   team = scripted_teams.team('debate', rounds=2, **WIDE)
   question = asking.asked(team, 0, 'How [many]?')
   out = io.StringIO()
@@ -143,7 +143,7 @@ def test_what_is_shown():
   ]
 
 
-def test_no_answer_is_said():
+def test_a_missing_answer_is_printed():
   team = scripted_teams.team('single', **WIDE)
   policy = ScriptedPolicy(lambda turn: 'who knows', TOKENIZER)
   question = asking.asked(team, 0, 'How many?')
@@ -161,7 +161,7 @@ def test_no_answer_is_said():
     ('Q?', ['a'] * 4, '4 notes for 3 agents (agent1, agent2, agent3); give each one note at most'),
   ],
 )
-def test_what_cannot_be_asked(text, notes, message):
+def test_bad_questions_and_notes_are_refused(text, notes, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     asking.asked(scripted_teams.team('star'), 0, text, notes)
 
@@ -264,7 +264,7 @@ def test_lines_that_are_no_questions(tmp_path, line, message):
     asking.read(scripted_teams.team('star'), file)
 
 
-def test_a_word_that_the_team_does_not_know_is_told_to_who_asks():
+def test_an_unknown_word_is_named():
   team, words = scripted_teams.team('star'), word_level(['how', 'many'])
   asking.check_words(team, words, asking.asked(team, 0, 'how many', ['many']))
   for text, note in (('how zebra', ''), ('how many', 'zebra many')):

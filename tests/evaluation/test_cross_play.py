@@ -1,4 +1,4 @@
-"""Cross-play: agents of two runs in one team."""
+"""Tests cross-play: agents of two runs in one team."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_policy_is_asked_for_its_agents_alone():
   assert [r.token_ids.tolist() for r in replies] == [[9, 3], [7, 0], [9, 1], [7, 2]]
   assert asked == [(7, [0, 2]), (9, [3, 1])]
   policy([turn(0)])
-  assert asked[2:] == [(7, [0])]  # nobody is asked for nothing
+  assert asked[2:] == [(7, [0])]  # no policy is called without turns
 
 
 def _evaluate(*arguments: str):

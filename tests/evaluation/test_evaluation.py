@@ -1,4 +1,4 @@
-"""Figures from records, counts of plain text, and evaluations that are interrupted."""
+"""Tests figures from records, token counts of text, and interrupted evaluations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = {'step': 0, 'split': 'test', 'label': 'x'}
 
 
 class Numbers(Task):
-  """Nine questions; right is an answer that ends with the number asked for."""
+  """Has nine questions; an answer is right if it ends with the question's number."""
 
   name = 'numbers'
 

@@ -1,4 +1,4 @@
-"""AUC and silence at a threshold, against pairs and all thresholds looked at one by one."""
+"""Compares AUC and silence at a threshold with loops over pairs and thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Muting, blanking and shuffling, on scripted teams whose every word is known."""
+"""Tests muting, blanking and shuffling on scripted teams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPS = (EOS,) * 3  # of three agents
 
 
 class Notes(Task):
-  """Right is an answer that names the number in agent 1's note, which is the question's."""
+  """Accepts answers with the number in agent 1's note, which is the question's."""
 
   name = 'notes'
 
@@ -43,7 +43,7 @@ class Notes(Task):
 
 
 def relay(turn, tokenizer=TOKENIZER):
-  """Agents 1 and 2 tell their notes (2 only on even questions), agent 3 repeats what it hears."""
+  """Writes notes as agents 1 and 2 (2 on even questions only); agent 3 repeats what it reads."""
   if turn.agent < 2:
     said = turn.question.notes[turn.agent]
     if turn.agent == 1 and int(turn.question.text) % 2:
@@ -65,7 +65,7 @@ def make(team=None, size=7, questions=None, batch_questions=2, **fields):
 
 
 def shuffled(policy, team, asked, others):
-  """The probed policy: `asked` hear what was said about `others`, by position."""
+  """Returns a policy that answers `asked` with messages about `others`, by position."""
   partners = {q.id: other for q, other in zip(asked, others, strict=True)}
   return probes.shuffled(policy, partners, team, st.Echo(), TOKENIZER)
 
@@ -99,7 +99,7 @@ def test_a_muted_agent_with_a_calculator_falls_silent():
 
 
 def counted(policy):
-  """A policy whose tokens somebody else has counted: more, the later the question."""
+  """Returns a policy with reported token counts, which rise with the question."""
 
   def speak(turns):
     number = lambda turn: int(turn.question.text)
@@ -189,7 +189,7 @@ def test_shuffled_in_two_rounds_and_by_vote():
 
 
 def pass_on(turn):
-  """Agent 1 tells its note, the others all that they hear."""
+  """Writes the note as agent 1; the others repeat all that they read."""
   heard = [turn.delivered[a] for a in sorted(turn.delivered)]
   own = turn.question.notes[:1] if turn.agent == turn.round == 0 else ()
   return [*TOKENIZER.encode(' '.join((*heard, *own)).strip()), EOS], True
@@ -230,9 +230,9 @@ def test_which_messages_are_neither_answers_nor_actions():
   turns = lambda *args, **fields: probes.read_turns(st.team(*args, **fields), Notes(2))
   assert turns('star') == {(0, 0), (0, 1)}
   assert turns('complete', decision='judge')
-  assert not turns('complete', decision='majority')  # votes are all there is
+  assert not turns('complete', decision='majority')  # there are only votes
   assert not turns('single')
-  assert not turns('debate')  # one round: nobody reads
+  assert not turns('debate')  # one round: no agent reads
   assert not probes.read_turns(st.team('star'), Kuhn())  # any message may be an action
 
 
@@ -245,7 +245,7 @@ def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   a, b, c = st.questions(3)
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
   policy = shuffled(st.IdsPolicy(long), team, (a, b, c), (b, a, a))
-  out = policy([turn(a, 2), turn(b, 3), turn(c, 3, round_=1)])  # nobody spoke there
+  out = policy([turn(a, 2), turn(b, 3), turn(c, 3, round_=1)])  # all were silent there
   assert [reply.token_ids.tolist() for reply in out] == [
     [FIRST, FIRST + 1],
     [FIRST, FIRST + 1, 1],
@@ -419,12 +419,12 @@ def test_probes_need_readers_and_two_questions():
     probes.check(st.team('single'), Notes(2), 'test')
   with pytest.raises(ValueError, match="split 'test' has one question"):
     probes.check(st.team('star'), Notes(1), 'test')
-  # Votes are all there is: nothing is shuffled.
+  # There are only votes: nothing is shuffled.
   probes.check(st.team('complete', decision='majority'), Notes(1), 'test')
 
 
 def test_others_draw_the_same_noise_when_one_is_muted():
-  """With a real model: agents of the muted one's layer say what they said before."""
+  """Checks on a real model that the other agents of the layer write the same."""
   policy, tokenizer = st.model_policy()
   team, asked = st.team('star'), st.questions(4)
   say = lambda voice: {

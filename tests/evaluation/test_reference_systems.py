@@ -1,4 +1,4 @@
-"""What a team is compared with: its agents alone, rewired, pruned at random or by learning."""
+"""Tests baselines of a team: single agents, other topologies, pruned teams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = TOKENIZER.backend.token_to_id('0')
 
 
 class Notes(Task):
-  """Agent 1 holds what is asked for, agent 2 something else."""
+  """Gives agent 1 the relevant note, agent 2 an irrelevant one."""
 
   name = 'notes'
 
@@ -41,7 +41,7 @@ class Notes(Task):
 
 
 def relay(turn):
-  """Everybody passes on its own note and what it hears."""
+  """Writes an agent's own note and all that it has read."""
   notes = turn.question.notes
   said = [notes[turn.agent]] if turn.agent < len(notes) else []
   said += [turn.delivered[a] for a in sorted(turn.delivered)]
@@ -50,7 +50,7 @@ def relay(turn):
 
 
 class Recorder:
-  """Policies that keep what they were asked."""
+  """Makes policies that record their turns."""
 
   def __init__(self, ids=relay):
     self.ids, self.made = ids, []
@@ -89,7 +89,7 @@ def test_single_agent_is_the_last_one_without_teammates():
   assert [a['name'] for a in found['agents']] == ['agent3']
   assert found['comm/calls_per_question'] == 1.0
   turns = policy.made[-1][2].turns
-  assert {turn.agent for turn in turns} == {2}  # its own voice
+  assert {turn.agent for turn in turns} == {2}  # its own index
   assert all(turn.delivered == {} and turn.question.notes == () for turn in turns)
 
 
@@ -102,7 +102,7 @@ def test_a_single_agent_keeps_its_own_note():
 
 
 class UnmarkedNotes(Notes):
-  """Nobody knows which notes are needed."""
+  """Does not mark notes as relevant."""
 
   def _split(self, split):
     return [dataclasses.replace(q, relevant=()) for q in super()._split(split)]
@@ -305,7 +305,7 @@ def test_random_pruning_says_what_it_kept():
 
 
 def needs(edges):
-  """Scores of graphs: right if all of `edges` are there."""
+  """Returns a scorer of graphs, right if all of `edges` are kept, and a record of its calls."""
   seen = []
 
   def play(first, masks):
@@ -399,7 +399,7 @@ def test_masks_are_learnt_on_training_questions_and_once(name):
   assert found['edges_of_the_team'] == 3
   assert 0 < len(found['edges_kept']) < 3
   count = len(learnt)
-  assert reference_systems.baseline(run, name, whole) == found  # nothing is learnt or asked again
+  assert reference_systems.baseline(run, name, whole) == found  # without training or sampling
   assert len(policy.turns('masks')) == count
 
 
@@ -408,7 +408,7 @@ def test_a_ranking_is_learnt_on_the_terms_that_the_team_is_told():
   run = make(st.team('star', opening='{price} {question} {note}\n'), policy=policy)
 
   def at(price):
-    """Prices in the questions that the ranking of a team told this price is learnt on."""
+    """Returns the prices of the questions that a team's ranking is learned on."""
     before = len(policy.turns('masks'))
     told = dataclasses.replace(run, terms=Terms('price', price, '9'))
     reference_systems.baseline(told, 'agent_prune', asked_of(told))
@@ -459,7 +459,7 @@ def test_every_baseline_runs_on_a_team_with_a_judge():
 
 
 def test_members_are_seen_as_the_agents_that_they_are():
-  """A policy of the whole team finds notes and messages where it would find them there."""
+  """A policy of the whole team must find notes and messages at the team's indices."""
   team = st.team('complete')
   variant = variants.pruned(team, [0, 1, 2], dropped=[0])
   policy = st.IdsPolicy(relay)

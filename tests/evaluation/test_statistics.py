@@ -1,4 +1,4 @@
-"""Intervals against closed forms and exact enumeration."""
+"""Compares intervals with closed forms and exact enumeration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of messages: prompts as the model read them, tokens with their log-probs."""
+"""Tests records of messages: prompts as the model read them, tokens, log-probs."""
 
 from __future__ import annotations
 

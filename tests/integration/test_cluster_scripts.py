@@ -1,4 +1,4 @@
-"""The scripts for clusters, the Dockerfile and CITATION.cff, without running them."""
+"""Checks the cluster scripts, the Dockerfile and CITATION.cff without running them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_shells_read_them(name):
 
 
 def test_a_slice_of_gke_is_filled():
-  """Each pod has the chips of a machine, and all of them are the slice."""
+  """Checks that pods have a machine's chips each, and the slice's chips together."""
   (job,) = yaml.safe_load((FOLDER / 'gke.yaml').read_text())['spec']['replicatedJobs']
   spec = job['template']['spec']
   pod = spec['template']['spec']

@@ -1,4 +1,4 @@
-"""The configs of the repository: what they promise, and no field without a reader."""
+"""Checks the configs of the repository, and that every field has a reader."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cache(tmp_path_factory):
 
 
 def plain(file: pathlib.Path, cache: pathlib.Path) -> dict:
-  """As nested dicts; benchmarks are read from the data folder, or the test is skipped."""
+  """Returns a config as nested dicts; skips the test without the data of its benchmark."""
   config = config_of(file).to_dict()
   if config['task']['name'] not in _GENERATED:
     if not _DATA:
@@ -135,7 +135,7 @@ def _split_texts(task: str, cache: pathlib.Path) -> frozenset[str]:
 
 
 def _words(text: str) -> str:
-  """What two problems have in common that differ in their numbers at most."""
+  """Returns the words of a problem, equal for problems that differ in numbers only."""
   return ' '.join(re.findall('[a-z]+', text.lower()))
 
 

@@ -1,4 +1,4 @@
-"""Eight devices sample, update and train as one does; run with eight host devices of their own."""
+"""Checks that eight host devices sample, update and train as one does."""
 
 import functools
 import json
@@ -272,7 +272,7 @@ def _found(script: str, mesh: tuple[int, int, int], *losses: str) -> dict:
 def _run(
   script: str, meshes: tuple[tuple[int, int, int], ...] = (), losses: tuple[str, ...] = ()
 ) -> dict:
-  """What a script leaves in `found`, for one device and some meshes."""
+  """Returns the script's `found`, for one device and several meshes."""
   support = micro_run.ROOT / 'tests' / 'support'
   head = f'import json, sys\nsys.path[:0] = [{str(micro_run.ROOT)!r}, {str(support)!r}]\n'
   head += f'MESHES, LOSSES = {[ONE, *meshes]}, {losses}\n'
@@ -338,7 +338,6 @@ def test_ids_that_no_text_shows_are_not_sampled_on_a_mesh(rank):
 @pytest.mark.slow
 @pytest.mark.parametrize('mesh', [(2, 2, 2), (2, 4, 1)])  # 3 divides no axis of the model
 def test_weights_are_gathered_where_it_is_said(mesh):
-  """All kernels before the loop of tokens, or all of them in it."""
   found = _found(_SAMPLE, mesh)
   kernels = 7 * tiny.CONFIG.num_layers
   once, each = found[f'{mesh} once'], found[f'{mesh} each token']
@@ -351,7 +350,7 @@ def test_weights_are_gathered_where_it_is_said(mesh):
   ('model', 'count'), [('dense, 1', 14), ('dense, 2', 14), ('mixture, 2', 11)]
 )
 def test_all_that_fsdp_cuts_of_a_block_is_gathered_where_it_is_said(model, count):
-  """Else the compiler chooses: gradients of adapters it took last, and kept all until then."""
+  """Otherwise the compiler kept all kernels until the gradients of adapters."""
   told = _run(_LAYOUT)[model]
   of_blocks = {path: said for path, said in told.items() if path.startswith('layers_')}
   assert all(of_blocks.values()), of_blocks
@@ -406,7 +405,6 @@ def test_weights_are_published_from_device_to_device():
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['per_component', 'spo_segment', 'hill'])
 def test_actors_write_the_tokens_of_one_device_and_a_killed_run_ends_bit_for_bit(name):
-  """Also while the learner samples for itself."""
   found = _run(_ACTORS, losses=(name,))
   (texts, curve), (others, split) = found[f'{name}_one'], found[f'{name}_split']
   assert others == texts

@@ -1,4 +1,4 @@
-"""What the documentation points at is there: files by link, code by `path::symbol`."""
+"""Checks links and references of the documentation: files, and code by `path::symbol`."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), ROOT / 'benchmarks/README.md'])
-# What a short path is below, in this order.
+# Folders in which short paths are looked up, in order.
 _BASES = ('.', 'agent_gspo', 'agent_gspo/algorithms', 'benchmarks')
 
 _each_file = pytest.mark.parametrize('file', _FILES, ids=lambda f: str(f.relative_to(ROOT)))
@@ -41,7 +41,7 @@ def test_files_that_are_named_exist(file):
 
 @_each_file
 def test_code_is_where_it_is_named(file):
-  """Of `path::symbol` the file exists and has the symbol, and a link leads to that file."""
+  """Checks for each `path::symbol` that the file has the symbol and that its link is right."""
   for path, symbol, target in _symbols(file.read_text()):
     found = _find(path)
     assert found, f'{path}::{symbol}: no such file'
@@ -69,7 +69,7 @@ def test_every_algorithm_is_named_with_its_code():
   ],
 )
 def test_a_name_beside_a_field_is_a_value_of_it(field, known):
-  """In the tables of docs/algorithms.md; and no value is missing there."""
+  """Checks that docs/algorithms.md lists exactly the values of each field."""
   rows = rf'^\| `(\w+)` \| `{re.escape(field)}`'
   assert set(re.findall(rows, (ROOT / 'docs/algorithms.md').read_text(), re.M)) == set(known)
 
@@ -80,7 +80,7 @@ def test_no_line_numbers(file):
 
 
 def _symbols(text: str) -> list[tuple[str, str, str]]:
-  """Path, symbol and the target of the link that it is the text of, '' without one."""
+  """Returns path, symbol and link target of each reference, '' without a link."""
   found = re.findall(r'`([\w/]+\.py)::([A-Za-z_][\w.]*\w)[^`]*`(?:\]\(([^)#]+)\))?', text)
   return [(path, symbol, target) for path, symbol, target in found]
 

@@ -1,4 +1,4 @@
-"""Runs in environments: one's own from docs/environments.md, and a killed one."""
+"""Tests runs in environments: the example of docs/environments.md, and a killed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""launch/evaluate.py and launch/compare.py: folders that go on, and folders of something else."""
+"""Tests launch/evaluate.py and launch/compare.py, with resumed and foreign folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARGUMENTS = (
 
 @functools.cache
 def evaluated() -> tuple[pathlib.Path, str]:
-  """The folder of a whole evaluation, and what was printed."""
+  """Returns the folder and the output of a whole evaluation."""
   folder = micro_run.folder() / 'evaluated'
   done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, f'--out={folder}'))
   assert done.returncode == 0, done.stderr
@@ -138,7 +138,6 @@ for place in sys.argv[1:]:
 
 
 def test_an_evaluation_goes_on_where_its_questions_lie_elsewhere(tmp_path):
-  """Their content is compared instead."""
   rows = [{'question': f'How many of {split} ?', 'answer': '3', 'split': split} for split in SPLITS]
   for place in ('a', 'b'):
     (tmp_path / place).mkdir()
@@ -173,7 +172,7 @@ def test_a_folder_of_another_evaluation_is_refused(tmp_path, changed, message):
     evaluation_folder.Folder(tmp_path, {**FINGERPRINT, **changed})
 
 
-def test_results_of_nobody_are_refused(tmp_path):
+def test_results_without_their_evaluation_are_refused(tmp_path):
   (tmp_path / 'results.jsonl').write_text('{}\n')
   with pytest.raises(ValueError, match=r'holds results without evaluation\.json'):
     evaluation_folder.Folder(tmp_path, FINGERPRINT)
@@ -233,7 +232,7 @@ def resealed(record: dict) -> str:
 
 
 def without_command(folder: pathlib.Path) -> dict:
-  """The result of an evaluation, without the command, whose --out differs, and its checksum."""
+  """Returns the result without its command and checksum, which depend on --out."""
   result = without_checksum(json.loads((folder / 'result.json').read_text()))
   assert result['software'].pop('command')
   return result
@@ -247,7 +246,6 @@ def without_checksum(record: dict) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize('changed', [(), ('topology=debate', 'rounds=2', 'max_episode_tokens=17')])
 def test_what_a_whole_evaluation_wrote_is_read_without_a_warning(tmp_path, changed):
-  """Of every baseline and probe."""
   fields = [f'--config.team.{field}' for field in changed]
   arguments = (f'--config={talkative_run.CONFIG}', *fields, '--baseline=all', '--probes')
   done = micro_run.run(micro_run.command('evaluate', *arguments, f'--out={tmp_path}'))

@@ -1,4 +1,4 @@
-"""No malformed input ends in a traceback, in silence, or never.
+"""Checks that malformed inputs never end in a traceback, in silence, or in a hang.
 
 The inputs are those of fuzz_inputs.py. Some of each category are tried with every run of the
 tests; `pytest -m slow tests/integration/test_fuzz.py` tries all (two minutes on two cores).
@@ -19,7 +19,7 @@ import pytest
 
 _CATEGORIES = tuple(fuzz_inputs.CATEGORIES)
 _SOME, _AS_COMMANDS = 25, 12
-# Those that no subprocess reads as it is, or of which another test runs commands.
+# Categories that no subprocess can read, or whose commands another test runs.
 _WITHOUT_COMMANDS = ('chat', 'plugins', 'graders', 'code')
 _WITH_COMMANDS = tuple(c for c in _CATEGORIES if c not in _WITHOUT_COMMANDS)
 
@@ -36,7 +36,7 @@ def _sample(category: str, count: int, **attributes) -> list[fuzzing.Case]:
 
 
 def _run(cases: list[fuzzing.Case], folder: pathlib.Path) -> list[str]:
-  """What did not end with status 2 and one line, of cases that are run as commands."""
+  """Runs cases as commands; returns those that did not end with status 2 and one line."""
   lines = []
   for i, case in enumerate(cases):
     (folder / str(i)).mkdir()
@@ -88,7 +88,7 @@ def _outcome(run, invalid=False, names=()) -> str:
 
 
 def test_the_fuzz_tells_what_is_wrong():
-  """It can fail."""
+  """Checks that the fuzz test is able to fail."""
 
   def refuse(text):
     def run(unused_folder):

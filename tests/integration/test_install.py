@@ -1,4 +1,4 @@
-"""What is installed for which purpose: a run needs no extra, and what needs one says its name."""
+"""Checks that a run needs no extra, and that a missing extra is named."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The commands: what they do, and how they end when something is wrong."""
+"""Tests the commands: their output, and how they end on errors."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _BAD_CONFIGS = {
 
 @functools.cache
 def _taken() -> socket.socket:
-  """Listens as long as this process lives."""
+  """Occupies a port for the life of this process."""
   listening = socket.create_server(('127.0.0.1', 0))
   atexit.register(listening.close)
   return listening
 
 
 def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
-  """Name -> (command line, what its one line of error holds)."""
+  """Returns command line and expected error by name."""
   new = f'--workdir={folder}/new'
   train = lambda *arguments: ['train', MICRO, new, *arguments]
   several = ['--config.model.lora_rank=2', '--config.policy.sharing=adapters']
@@ -202,7 +202,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
 
 @functools.cache
 def outcomes() -> dict[str, list]:
-  """Exit status, stdout and stderr of every case."""
+  """Returns exit status, stdout and stderr of every case."""
   folder = micro_run.folder() / 'bad'
   folder.mkdir()
   for name, text in _BAD_CONFIGS.items():
@@ -279,7 +279,7 @@ def test_too_little_memory_ends_with_one_line(error, monkeypatch, capsys):
   )
 
 
-def test_what_no_user_can_mend_keeps_its_traceback(monkeypatch):
+def test_internal_errors_keep_their_traceback(monkeypatch):
   def main():
     raise jax.errors.JaxRuntimeError('INTERNAL: of the compiler')
 
@@ -383,7 +383,7 @@ def test_ask_leaves_stdout_to_json_objects():
 
 @pytest.mark.slow
 def test_ask_a_trained_team(tmp_path):
-  """On the command line, from a file and from the keyboard: the same conversation."""
+  """Asks by flag, from a file and from the keyboard: the conversation is the same."""
   talk = next(
     talk
     for talk in json_lines.iterate(micro_run.finished() / 'transcripts.jsonl')
@@ -419,7 +419,7 @@ def test_ask_a_trained_team(tmp_path):
 
 
 def _adapted(seed: int = 0):
-  """A Qwen-like model with biases, and adapters that do something."""
+  """Returns a Qwen-like model with biases, and adapters that change it."""
   config = presets.PRESETS['micro'].replace(
     vocab_size=50,
     family='qwen2',

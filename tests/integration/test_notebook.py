@@ -1,4 +1,4 @@
-"""The notebook is well-formed, and its cells are Python that fits the project."""
+"""Checks that the notebook is well-formed and that its cells fit the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTEBOOKS = sorted((_ROOT / 'notebooks').glob('*.ipynb'))
 
 
 def python_of(cell) -> str:
-  """The source, with commands for the shell and the notebook itself replaced."""
+  """Returns the source, with shell and notebook commands replaced."""
   return re.sub(r'^(\s*)[!%].*$', r'\1pass', ''.join(cell['source']), flags=re.MULTILINE)
 
 

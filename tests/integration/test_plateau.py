@@ -1,4 +1,4 @@
-"""`evaluation.patience`: training ends where evaluations stop getting better, resumed or not."""
+"""Tests `evaluation.patience`: training ends on a plateau, resumed or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_gspo.training import loop
 
 
 def _plateau(points: list[tuple[float, float]], patience: int) -> int:
-  """The number of evaluations after which a run ends, 0 if it does not."""
+  """Returns the number of evaluations after which a run ends, 0 if it does not."""
   waited = 0
   for i, (accuracy, tokens) in enumerate(points):
     beaten = any(a >= accuracy and t <= tokens for a, t in points[:i])

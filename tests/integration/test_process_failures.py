@@ -1,4 +1,4 @@
-"""What ends one of several processes ends all of them, and the rerun goes on."""
+"""Checks that a failure of one process ends all, and that the rerun resumes."""
 
 import re
 import signal
@@ -43,7 +43,7 @@ def test_sigterm_to_one_process_saves_and_ends_all(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('full', [0, 1])
 def test_a_disk_that_is_full_for_one_process_ends_all_with_its_line(tmp_path, full):
-  """Its part of a checkpoint is written by a thread; those of the others wait for that."""
+  """A thread writes the failing process's part of a checkpoint; the others wait for it."""
   workdir = tmp_path / 'run'
   # Blocks of 1024 bytes. A compiled program that does not fit would be half of one to other tests.
   limit = 'export JAX_ENABLE_COMPILATION_CACHE=0; ulimit -f 20; exec "$@"'

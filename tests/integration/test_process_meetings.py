@@ -1,4 +1,4 @@
-"""Processes of one run that differ, or of which one fails, all end soon and in one line."""
+"""Checks that processes of one run that differ or fail end soon, in one line."""
 
 import shutil
 import socket
@@ -12,7 +12,7 @@ _SECONDS = 15  # until all have ended; the machine of the tests may start them l
 
 
 def _end_in_one_line(started, line, seconds=_SECONDS, own=None) -> None:
-  """They end in time, with this line; the last of them with its own, if it has one."""
+  """Checks that processes end in time with this line, the last with its own if given."""
   start = time.monotonic()
   ends = several_processes.ends(started)
   took = time.monotonic() - start
@@ -31,7 +31,7 @@ def _start(tmp_path, processes=2, **options):
 
 
 def _last(processes, *options):
-  """Options of the last process alone."""
+  """Returns options of the last process alone."""
   return lambda index: [*options] if index == processes - 1 else []
 
 

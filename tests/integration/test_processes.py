@@ -1,4 +1,4 @@
-"""Several processes on loopback are one run: its figures, its files, its devices."""
+"""Checks that several processes on loopback are one run: figures, files, devices."""
 
 import json
 import signal
@@ -125,7 +125,7 @@ def test_each_process_reads_the_part_of_the_weights_that_its_devices_have(tmp_pa
 
 
 def test_a_signal_that_comes_after_the_end_changes_nothing():
-  """A process that died while it waits for the others would make all of them fail."""
+  """A process that died while waiting would make all the others fail."""
   sent = 'for n in (signal.SIGTERM, signal.SIGINT): os.kill(os.getpid(), n)'
   script = 'import os, signal; from agent_gspo.training import interruption; interruption.ignore()'
   assert subprocess.run([sys.executable, '-c', f'{script}\n{sent}'], check=False).returncode == 0
@@ -145,7 +145,7 @@ def test_half_a_description_is_refused(arguments, message):
     hosts.connect(*arguments)
 
 
-def test_shares_are_all_there_is(monkeypatch):
+def test_shares_cover_everything_once(monkeypatch):
   monkeypatch.setattr('jax.process_count', lambda: 3)
   shares = []
   for index in range(3):
@@ -161,6 +161,6 @@ def test_shares_are_all_there_is(monkeypatch):
     ({'data': -1, 'fsdp': 99, 'tensor': 1}, '99 devices, but there are'),
   ],
 )
-def test_a_mesh_that_there_are_no_devices_for(shape, message):
+def test_a_mesh_larger_than_the_devices_is_refused(shape, message):
   with pytest.raises(ValueError, match=message):
     placement.make_placement(shape)

@@ -1,4 +1,4 @@
-"""Killed at any moment, a run ends where it would have ended; the script does it longer."""
+"""Checks that a run killed at random moments ends as if uninterrupted."""
 
 import pytest
 import queue_kills

@@ -1,4 +1,4 @@
-"""However a run is stopped, the same command ends where it would have ended anyway."""
+"""Checks that a stopped run, resumed by the same command, ends as if uninterrupted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_reference_run_is_complete():
     3,
   )
   trained = [r['policy/grad_norm'] for r in records(workdir, 'metrics.jsonl')]
-  assert max(trained) > 0  # else bit-identical parameters would say nothing
+  assert max(trained) > 0  # otherwise equal parameters would prove nothing
 
 
 @functools.cache
@@ -101,13 +101,13 @@ def _setup() -> setup_lib.Setup:
 
 @pytest.fixture
 def no_warm_start(monkeypatch, tmp_path):
-  """None is kept from elsewhere."""
+  """Hides SFT that other tests have cached."""
   monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
 
 
 @pytest.fixture
 def compiled(monkeypatch, no_warm_start):
-  """None either, and what a run traced serves the next one."""
+  """Hides cached SFT and shares compiled programs between runs."""
   setup, made, make_learner = _setup(), [], setup_lib.make_learner
 
   def same_programs(setup):
@@ -231,7 +231,7 @@ def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, ca
   monkeypatch.setattr(run_evaluations, 'evaluate', evaluated)
 
   def again(**values):
-    """What is asked again."""
+    """Returns the questions that are asked again."""
     asked.clear()
     loop.train(micro_run.changed(**values), workdir)
     return list(asked)
@@ -359,7 +359,7 @@ def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, c
   save = checkpoints.Checkpoints.save
 
   def save_to_a_full_disk(self, state):
-    """The disk is full until the background has met it; the run is told at its next save."""
+    """Saves step 8 to a full disk and waits for the failure; the next save raises."""
     with full_disk.full(10_000 if state.step == 8 else resource.RLIM_INFINITY):
       save(self, state)
       if state.step == 8:
@@ -379,13 +379,13 @@ def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, c
 
 @pytest.mark.slow
 def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
-  """One run, stopped five times where most is at stake, by its own signal handlers."""
+  """Stops one run five times at critical moments, by its own signal handlers."""
   micro_run.finished()
   config = micro_run.get_config().to_dict()
   config['checkpoint']['every'] = 1
   go = lambda: loop.train(config, tmp_path)
 
-  # In SFT: a half-taught model must not be taken for a taught one.
+  # In SFT: a partly trained model must not count as trained.
   optimizer_step = Programs.optimizer_step
 
   def interrupted_step(*arguments):
@@ -403,7 +403,7 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   evaluate = run_evaluations.evaluate
 
   def interrupted_evaluate(*arguments, alone=False, **options):
-    if alone:  # the last thing that this evaluation does
+    if alone:  # the last call of this evaluation
       signal.raise_signal(signal.SIGTERM)
     return evaluate(*arguments, alone=alone, **options)
 
@@ -502,7 +502,7 @@ def test_interruption_waits_for_the_end_of_a_block():
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 def test_a_signal_that_the_garbage_collector_swallows_is_not_lost():
-  """JAX has a callback there, in which a signal during a collection arrives."""
+  """JAX has a callback there that receives the signal."""
   collecting = lambda phase, info: signal.raise_signal(signal.SIGTERM)
   with Interruption() as interruption:
     interruption.meet()
@@ -582,7 +582,7 @@ def test_several_processes_meet_where_nothing_is_lost():
 
 @pytest.mark.slow
 def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, capsys, compiled):
-  """As one of several would, to whom a signal comes at bad moments."""
+  """Acts as one of several processes that receives a signal at bad moments."""
   micro_run.finished()
   monkeypatch.setattr(loop, 'Interruption', lambda unused: Interruption(lambda flag: flag))
   config = micro_run.get_config().to_dict()

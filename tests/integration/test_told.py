@@ -1,4 +1,4 @@
-"""A whole run whose team is told a price with each question, and what can be asked of it then."""
+"""Tests a run with prices in prompts, and evaluations of it at chosen prices."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_evaluation_has_a_row_a_price_named_after_the_team(workdir, tmp_path,
   assert values[:3] == [None, 0.0, 0.02]
 
 
-def test_it_can_be_asked_at_a_price_and_others_cannot(workdir):
+def test_only_a_team_with_prices_can_be_asked_at_a_price(workdir):
   question = [f'--workdir={workdir}', '--question=How many ?', '--json']
   told = json.loads(micro_run.run(micro_run.command('ask', *question, '--price=0')).stdout)
   assert [message['agent'] for message in told['messages']][-1] == 'solver'

@@ -1,4 +1,4 @@
-"""A run with tools, as in docs/usage.md: what they insert, and the records of it."""
+"""Tests a run with the tools of docs/usage.md: inserted tokens, and their records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What bfloat16 costs: operands of matrix products are rounded, and nothing else.
+"""Checks that bfloat16 rounds operands of matrix products, and nothing else.
 
-The sampler and the trainer then tell a token nearly the same, whatever XLA fuses.
+Sampler and trainer then give nearly equal log-probs, whatever XLA fuses.
 """
 
 from __future__ import annotations

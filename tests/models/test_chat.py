@@ -1,4 +1,4 @@
-"""Chat templates, rendered by transformers and by us."""
+"""Compares rendered chat templates with transformers'."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_templates_read_the_special_tokens_of_gguf():
 
 
 def test_a_prompt_is_the_same_on_every_day():
-  """It has the date that Llama 3's template falls back to."""
+  """The date is the default of Llama 3's template."""
   assert chat.render("{{ strftime_now('%d %b %Y') }}", _CHAT) == '26 Jul 2024'
 
 

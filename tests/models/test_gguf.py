@@ -1,4 +1,4 @@
-"""GGUF files written by the gguf package, read back by ours."""
+"""Reads GGUF files written by the gguf package."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _random(config: ModelConfig) -> dict:
 
 
 def _permute(weight: np.ndarray, heads: int) -> np.ndarray:
-  """What llama.cpp's converter does to q and k of the llama architecture."""
+  """Permutes q and k as llama.cpp's converter does for the llama architecture."""
   return (
     weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     .swapaxes(1, 2)
@@ -67,7 +67,7 @@ def _permute(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray:
-  """Random bytes of quantized blocks; small ones, so that every float16 among them is finite."""
+  """Returns random bytes of quantized blocks, small enough for finite float16."""
   shape = gguf.quants.quant_shape_to_byte_shape(shape, kind)
   return np.random.default_rng(0).integers(0, 60, shape).astype(np.uint8)
 
@@ -249,7 +249,7 @@ def test_damaged_files_are_refused(tmp_path):
 
 
 def _header(key=None, value=None, drop=(), **fields):
-  """A damage: a key set to (type, value), keys dropped, fields of the file set."""
+  """Returns a damage that sets a key to (type, value), drops keys and sets header fields."""
 
   def damage(file):
     for name in drop:

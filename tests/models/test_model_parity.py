@@ -1,4 +1,4 @@
-"""Import, export and the forward pass against transformers on torch."""
+"""Compares import, export and the forward pass with transformers on torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _config(case: str):
 
 
 def _torch_model(case: str):
-  """A small model in which no norm is 1 and no bias 0, so that every parameter counts."""
+  """Returns a small model in which no norm is 1 and no bias 0."""
   torch.manual_seed(0)
   model = transformers.AutoModelForCausalLM.from_config(_config(case)).eval()
   with torch.no_grad():
@@ -147,7 +147,7 @@ def test_imported_model_gives_torch_logits(case, tmp_path):
   config, params = _load(tmp_path)
   ids = _ids(config.vocab_size)
   expected = _torch_logits(model, ids)
-  assert np.std(expected) > 0.5  # else the tolerance says nothing
+  assert np.std(expected) > 0.5  # otherwise the tolerance would prove nothing
   np.testing.assert_allclose(_logits(config, params, ids), expected, atol=1e-4, rtol=0)
 
 
@@ -282,7 +282,7 @@ def _save(tensors, config, folder) -> None:
 
 @pytest.fixture
 def tensors():
-  """Config and tensors of a tied Llama, under their Hugging Face names."""
+  """Returns config and tensors of a tied Llama, by their Hugging Face names."""
   config = config_from_hf(
     transformers.LlamaConfig(**hf_shapes.SHAPE, tie_word_embeddings=True).to_dict()
   )

@@ -1,4 +1,4 @@
-"""Models in several files, files that are a part of a model, and scalings in metadata."""
+"""Tests sharded models, incomplete models, and rope scalings in metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDEX = 'model.safetensors.index.json'
 
 
 def _flat(source) -> dict[str, np.ndarray]:
-  """All weights of a model, by their path."""
+  """Returns all weights of a model by path."""
   return traverse_util.flatten_dict(load.load_model(source).params, sep='/')
 
 
@@ -85,7 +85,7 @@ def test_rope_metadata_that_are_not_understood_are_refused(fields, message):
 
 @pytest.fixture
 def folder(tmp_path):
-  """A model in two shards with an index."""
+  """Writes a model in two shards with an index."""
   (tmp_path / 'm.gguf').write_bytes(raw_gguf.valid().data())
   model = load.load_model(f'gguf:{tmp_path / "m.gguf"}')
   path = tmp_path / 'model'
@@ -115,7 +115,7 @@ def test_the_index_decides_which_copy_is_read(folder):
   stale = {'model.embed_tokens.weight': np.full((260, 16), 7.0, np.float32)}
   _change_shard(folder, 1, lambda tensors: tensors.update(stale))
   _assert_same(_flat(f'hf:{folder}'), before)
-  # Others are no part of the model: another shape, another type, a name that nobody knows.
+  # Other tensors are ignored: another shape or type, an unknown name.
   stale = {'model.embed_tokens.weight': np.zeros(3, np.int8), 'old.weight': np.ones(2, np.int32)}
   _change_shard(folder, 1, lambda tensors: tensors.update(stale))
   (folder / 'model-00003-of-00003.safetensors').write_bytes(b'not even one')

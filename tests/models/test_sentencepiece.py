@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies of GGUF files, against its algorithm written out in Python."""
+"""Compares SentencePiece vocabularies of GGUF files with the algorithm in Python."""
 
 from __future__ import annotations
 

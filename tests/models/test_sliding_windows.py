@@ -1,4 +1,4 @@
-"""Families whose layers differ, in the sampler and in packed rows: each sequence by itself.
+"""Tests families whose layers differ, in the sampler and in packed rows.
 
 Windows are shorter than the sequences.
 """

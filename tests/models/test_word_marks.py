@@ -1,4 +1,4 @@
-"""Prompts in pieces by tokenizers that mark a space before texts, against transformers."""
+"""Compares prompts encoded in pieces with transformers, for tokenizers with word marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TPU's compiler takes the kernels, and they move each array once."""
+"""Compiles the attention kernels for a TPU, and counts moves of each array."""
 
 import tpu_programs
 

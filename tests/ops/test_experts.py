@@ -1,4 +1,4 @@
-"""Routing and experts against a float64 loop over tokens."""
+"""Compares routing and experts with a float64 loop over tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOKENS, _WIDTH, _INNER, _EXPERTS, _K = 40, 8, 12, 5, 2
 
 
 def _inputs(favorite: bool = False):
-  """Tokens, router, gate, up, down; a favorite expert is the first choice of all tokens."""
+  """Returns tokens, router, gate, up, down; all tokens prefer a favorite expert."""
   rng = np.random.default_rng(0)
   draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(shape[-2])).astype(np.float32)
   x = rng.normal(size=(_TOKENS, _WIDTH)).astype(np.float32)
@@ -32,7 +32,7 @@ def _mixture(dtype: str, normalize: bool, x, router, *kernels, experts=None):
 
 
 def _loop(normalize: bool, x, router, gate, up, down, experts=None) -> np.ndarray:
-  """The same, a token and an expert at a time."""
+  """Computes one token and one expert at a time."""
   found = np.zeros_like(x)
   for n, token in enumerate(x):
     scores = np.exp(token @ router)

@@ -1,4 +1,4 @@
-"""Log-probs, entropies and gradients are those of a plain softmax over all logits."""
+"""Compares log-probs, entropies and gradients with a softmax over all logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packed update against plain rows, one a message, without tree, packing or chunks."""
+"""Compares the packed update with plain rows: no tree, no packing, no chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
 
 _TEMPERATURE = 0.7
 _LOW, _HIGH = 0.02, 0.03
-_EOS = 0  # also what unused columns and targets are filled with
+_EOS = 0  # also the fill value of unused columns and targets
 _ROW = 40
 _KL = 0.3
 _BASE = tiny.CONFIG.replace(num_layers=1)
@@ -33,7 +33,7 @@ _LORA = _BASE.replace(lora_rank=3, lora_alpha=6.0)
 
 @functools.cache
 def _messages():
-  """Two questions, four samples, two turns: prompts share prefixes, later ones extend earlier."""
+  """Returns messages of two questions, four samples, two turns, and their advantages."""
   rng = np.random.default_rng(0)
   ids = lambda n: rng.integers(0, tiny.CONFIG.vocab_size, n)
   system, cue = ids(6), ids(2)
@@ -72,16 +72,16 @@ def _pack(rows: int = 2, messages=None, advantages=None):
 
 
 def _scored(programs, batches):
-  """The batches with the trainer's own log-probs as the old ones."""
+  """Returns the batches with the trainer's log-probs as the old ones."""
   return train_batches.with_old_logprobs(batches, programs.scored(_state(), batches))
 
 
-# The reference: every message in a row of its own.
+# The reference: one message per row.
 
 
 @functools.cache
 def _plain_rows():
-  """Token rows, and where in them the predicted tokens and their old log-probs are."""
+  """Returns token rows, the places of predicted tokens in them, and their old log-probs."""
   messages, advantages = _messages()
   kept = [m for m, message in enumerate(messages) if len(message.token_ids)]
   width = max(len(messages[m].path) for m in kept)
@@ -137,7 +137,7 @@ def _plain_step(config=tiny.CONFIG, kl_coef: float = 0.0):
 
 @functools.cache
 def _updater(config=tiny.CONFIG, kl_coef: float = 0.0):
-  """With plain gradient descent of rate 1: the step is the gradient."""
+  """Returns a learner with plain gradient descent of rate 1: the step is the gradient."""
   return Programs(
     model=Transformer(config),
     objective=functools.partial(losses.gspo, clip_low=_LOW, clip_high=_HIGH),
@@ -168,7 +168,7 @@ def _close(found, expected, atol=1e-5):
 
 
 def _split(params, belongs):
-  """Flat parameters that do and do not belong."""
+  """Splits flat parameters into those that belong and the others."""
   flat = flax.traverse_util.flatten_dict(params)
   return tuple({k: x for k, x in flat.items() if belongs(k) == wanted} for wanted in (True, False))
 
@@ -182,14 +182,14 @@ def _norm(tree):
 
 
 def _on_policy():
-  """Old log-probs near those of the model: some ratios within the clip band, some beyond."""
+  """Returns old log-probs near the model's: some ratios within the clip band, some beyond."""
   exact = np.asarray(_plain_logprobs(tiny.CONFIG, tiny.params(), _TEMPERATURE))
   drift = np.random.default_rng(3).normal(0, 0.04, exact.shape).astype(np.float32)
   return (exact + drift) * _plain_rows()['mask']
 
 
 def _with_old(old):
-  """The messages with other old log-probs, given as plain rows."""
+  """Returns the messages with other old log-probs, given as plain rows."""
   messages, _ = _messages()
   rows = iter(zip(old, _plain_rows()['mask'], strict=True))
   out = []
@@ -203,7 +203,7 @@ def _with_old(old):
 
 @pytest.fixture(scope='module')
 def expected():
-  """Old log-probs, loss, gradient and details of the reference at the first parameters."""
+  """Returns the reference's old log-probs, loss, gradient and details at the first parameters."""
   old = _on_policy()
   (loss, details), gradient = _plain_step()(tiny.params(), old, scale=1.0)
   return old, float(loss), jax.tree.map(np.asarray, gradient), details
@@ -224,7 +224,7 @@ def test_every_message_stands_in_the_batch_once():
       for slot in np.nonzero(batch.message_mask[r])[0]:
         mine = (batch.loss_mask[r] > 0) & (batch.loss_message[r] == slot)
         source = batch.loss_source[r, mine]
-        # What the first predicted token is predicted from is what its source column sees.
+        # The first token is predicted from the columns that its source column attends to.
         prompt = batch.tokens[r, seen[r, source[0]]]
         written = batch.loss_target[r, mine]
         np.testing.assert_array_equal(batch.tokens[r, source[1:]], written[:-1])
@@ -260,7 +260,7 @@ def test_what_sharing_saves_is_reported():
 
 @pytest.mark.parametrize('index', [(0, 1), (1, 0)])
 def test_a_loss_token_has_the_experts_that_its_own_message_was_sampled_with(index):
-  """Turn 2 reads turn 1 again, maybe under other weights."""
+  """Turn 2 reads turn 1 again, possibly with other weights."""
   routed = lambda m, expert, count: dataclasses.replace(m, experts=np.full((count, 2, 3), expert))
   first = routed(tiny.message([5, 6], [7, 8, 1]), 4, 4)
   second = routed(tiny.message([*first.path, 9], [2, 3]), 9, 7)
@@ -336,7 +336,7 @@ def test_order_of_messages_changes_nothing(expected):
 
 
 def test_what_fills_unused_columns_changes_nothing(expected):
-  """Padding is known by masks: it may look like EOS, or like anything else."""
+  """Masks alone mark padding: its ids may be EOS or any other."""
   old, loss, gradient, _ = expected
   rng = np.random.default_rng(2)
   batches = []
@@ -445,7 +445,7 @@ def test_loss_that_is_not_finite_is_an_error(field):
 
 @pytest.mark.parametrize('kind', [np.array, jnp.array])
 def test_parameters_handed_in_stay_as_they_are(kind):
-  """The step consumes the state's own arrays, not those that the state was made from."""
+  """The step donates the state's arrays, not those that the state was made from."""
   params = jax.tree.map(kind, tiny.params())
   state = _state(params=params)
   state, _ = _updater().optimizer_step(state, _pack())
@@ -457,7 +457,7 @@ def test_parameters_handed_in_stay_as_they_are(kind):
 
 
 def _adapted():
-  """LoRA parameters whose adapters are at work."""
+  """Returns parameters with adapters that change the model, and those without."""
   rng = np.random.default_rng(5)
   flat = flax.traverse_util.flatten_dict(tiny.params(_LORA))
   adapted = {
@@ -469,7 +469,7 @@ def _adapted():
 
 
 def test_the_reference_of_adapters_is_where_they_began():
-  """At work already, as after SFT."""
+  """Starts from adapters that already change the model, as after SFT."""
   params, _ = _adapted()
   state = state_lib.init(params, optax.sgd(1.0), lora=True, keep_reference=True)
   updater, batches = _updater(_LORA, _KL), _pack()
@@ -481,7 +481,7 @@ def test_the_reference_of_adapters_is_where_they_began():
 
 
 def test_lora_trains_adapters_towards_the_reference():
-  """Which is the model without them, where they began at 0."""
+  """The reference is the model without adapters if they started at 0."""
   params, base = _adapted()
   state = _state(_LORA, params)
   state = state.replace(reference=jax.tree.map(np.zeros_like, state.trainable))

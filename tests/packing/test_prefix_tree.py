@@ -1,4 +1,4 @@
-"""Packed prefix trees: nothing is lost, and a token sees exactly its own past."""
+"""Checks that packing loses nothing, and that a token attends to its own past only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEW = settings(deadline=None, max_examples=100)
 
 
 def _visible(tree: prefix_tree.TokenTree) -> np.ndarray:
-  """Bool `[R, T, T]`, the definition in words of the module's docstring, as a loop."""
+  """Returns bool `[R, T, T]` by the definition in the module's docstring, as a loop."""
   rows, width = tree.tokens.shape
   seen = np.zeros((rows, width, width), bool)
   for r in range(rows):
@@ -61,7 +61,7 @@ def test_each_token_sees_exactly_its_own_path(sequences):
     in_use[row, columns] = True
     for depth, column in enumerate(columns):
       np.testing.assert_array_equal(np.nonzero(seen[row, column])[0], columns[: depth + 1])
-  # Padding sees itself alone (no softmax over nothing) and nobody sees it.
+  # Padding attends to itself alone (softmax needs a column), and no token attends to it.
   for row, column in zip(*np.nonzero(~in_use), strict=True):
     np.testing.assert_array_equal(np.nonzero(seen[row, column])[0], [column])
     assert seen[row, :, column].sum() == 1
@@ -79,7 +79,7 @@ def test_counts_of_columns(sequences, row_tokens):
   assert tree.used == len(in_use) <= sum(map(len, sequences))
   assert tree.tokens.shape[1] == row_tokens
   assert len(tree.tokens) <= len(sequences)
-  # Within a row a prefix stands once.
+  # A row stores a prefix once.
   prefixes = {
     (int(row), tuple(sequence[:n].tolist()))
     for sequence, row in zip(sequences, tree.row, strict=True)
@@ -100,7 +100,7 @@ def test_loads_of_a_row_stay_within_the_limit(sequences, data):
 
 @_FEW
 @given(_SEQUENCES)
-def test_ids_mean_nothing(sequences):
+def test_packing_does_not_depend_on_token_ids(sequences):
   """Token 0 is a token like any other: renaming the ids moves no column and no mask."""
   tree = prefix_tree.pack(sequences, _ROW)
   renamed = prefix_tree.pack([s + 7 for s in sequences], _ROW)
@@ -149,7 +149,7 @@ def test_hidden_states_are_those_of_rows_without_sharing():
   apply = functools.partial(jax.jit(_hidden), tiny.params())
   hidden = apply(tree.tokens, tree.positions, masks.TreeMask(tree.subtree_end))
 
-  # What stands in the padding is nobody's business.
+  # The contents of padding must not matter.
   in_use = np.zeros(tree.tokens.shape, bool)
   for row, columns in zip(tree.row, tree.columns, strict=True):
     in_use[row, columns] = True

@@ -1,4 +1,4 @@
-"""Every length reward against its formula, one episode at a time; the groups that trip them."""
+"""Compares length rewards with their formulas, one episode at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def episodes(scores, lengths, questions=None, **fields) -> types.SimpleNamespace
 
 
 def drawn(seed: int) -> types.SimpleNamespace:
-  """Groups of 1, 3 and 5 episodes in mixed order, with ties, silences and part scores."""
+  """Draws mixed groups of 1, 3 and 5 episodes, with ties, silence and partial scores."""
   rng = np.random.default_rng(seed)
   questions = rng.permutation([7, 2, 2, 2, 4, 4, 4, 4, 4])
   return episodes(
@@ -50,7 +50,7 @@ def term_of(name: str, given: dict[str, float], e: types.SimpleNamespace) -> np.
 
 
 def by_hand(name: str, o: dict[str, float], e: types.SimpleNamespace, i: int) -> float:
-  """Reward of episode `i`: the published one, task score included."""
+  """Returns the reward of episode `i` by the published formula, with the task score."""
   group = [j for j in range(len(e.scores)) if e.questions[j] == e.questions[i]]
   right = [j for j in group if e.scores[j] == 1]
   c, long, ls = e.scores[i], e.lengths[i], [e.lengths[j] for j in group]
@@ -157,7 +157,7 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
 
 @pytest.mark.parametrize('name', ['laser', 'efficient', 'l1_max'])
 def test_length_means_nothing_where_the_answer_is_wrong(name):
-  """They multiply the task score, so being short earns a wrong answer nothing."""
+  """They multiply the task score, so a short wrong answer earns nothing."""
   for lengths in ([0, 3, 50], [0, 0, 9]):
     term = term_of(name, OTHERS[name], episodes([0, 0, 0], lengths))
     np.testing.assert_array_equal(term, 0.0)
@@ -172,7 +172,7 @@ def test_optima_without_a_measured_loss_is_its_token_term():
 
 
 def test_optima_a_loss_of_nothing_is_not_worth_everything():
-  """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
+  """A silent episode, of infinite loss, earns nothing by it."""
   e = episodes([1, 1], [50, 50], reference_nll=np.array([0.0, np.inf]))
   found = term_of('optima', {'loss_floor': 0.25}, e)
   np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])

@@ -1,4 +1,4 @@
-"""What groups without a task signal teach, computed through the real reward and advantage."""
+"""Tests what groups without a task signal teach, through rewards and advantages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_length_rewards_that_multiply_the_score_teach_all_wrong_groups_nothing()
   assert found.silence['all right'] > 0.1
   kimi = learned({'length_reward': 'kimi'}, 'group_std', lambda_tok=0.0)
   assert kimi.silence['all wrong'] == pytest.approx(2, rel=1e-3)
-  assert 'collapse' in kimi.text  # wrong and long is punished, and the spread blows it up
+  assert 'collapse' in kimi.text  # wrong and long is penalized, which a small spread amplifies
 
 
 def test_length_rewards_without_a_price_do_not_change_with_it():
@@ -162,7 +162,7 @@ def test_an_estimator_may_read_what_training_gives_it():
 
 
 def test_lengths_count_the_stop_token():
-  """Of tokens written 0 and 9 opo weighs 1 and 10."""
+  """OPO weighs 0 and 9 written tokens by 1 and 10."""
   zeros, written = np.zeros(2, int), np.array([0, 9])
   rollout = types.SimpleNamespace(
     episode=np.arange(2), question=zeros, agent=zeros, round=zeros, written=written,

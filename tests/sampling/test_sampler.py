@@ -1,4 +1,4 @@
-"""The sampler against full recomputation, transformers, the trainer and itself."""
+"""Compares the sampler with full recomputation, transformers, the trainer and itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _sampler(**options: int) -> Sampler:
 
 @functools.cache
 def _params():
-  """Token 0, one of the stops, is often likely: an EOS that looks like padding."""
+  """Makes token 0, a stop token, likely: an EOS that looks like padding."""
   embedding = tiny.params()['embed']['embedding'].copy()
   embedding[0] *= 3
   return {**tiny.params(), 'embed': {'embedding': embedding}}
@@ -49,7 +49,7 @@ def _params():
 
 @functools.cache
 def _prompts():
-  """50 questions, 4 samples each: shared context, uneven lengths, some full of zeros."""
+  """Returns 50 questions, 4 samples each: shared context, uneven lengths, some all zeros."""
   rng = np.random.default_rng(0)
   system = rng.integers(0, 300, 5)
   prompts = []
@@ -79,7 +79,7 @@ def _sample(rows=range(_ROWS), *, sampler=None, row_keys=None, limits=None, **op
 
 @pytest.fixture(scope='module')
 def everything():
-  """All rows in one call, which decodes 96, 96 and 8 of them together."""
+  """Samples all rows in one call, which decodes 96, 96 and 8 of them together."""
   return _sample()
 
 
@@ -92,7 +92,7 @@ def _assert_rows(found, expected, rows):
 
 @functools.cache
 def _full_logits():
-  """Jitted: float32 logits `[N, T, V]` of whole rows without a cache."""
+  """Returns float32 logits `[N, T, V]` of whole rows without a cache, jitted."""
 
   def run(params, tokens):
     count, width = tokens.shape
@@ -106,7 +106,7 @@ def _full_logits():
 
 
 def _recomputed(samples, rows=range(_ROWS)):
-  """For each row the float64 logits `[W, V]` that its tokens were sampled from."""
+  """Returns for each row the float64 logits `[W, V]` that its tokens were sampled from."""
   tokens = np.full((_ROWS, 124), 3, np.int32)
   for i, n in enumerate(rows):
     path = np.concatenate([_prompts()[n], samples.token_ids[i]])
@@ -179,7 +179,7 @@ def test_a_row_does_not_depend_on_its_batch(everything):
 
 
 def test_decoding_apart_and_leaving_early_change_nothing(everything):
-  """Here all rows decode together and none ever leaves; by default most do."""
+  """Decodes all rows together until the end; by default most leave early."""
   full = _sampler(smallest_batch=256, decode_rows=256)
   _assert_rows(_sample(sampler=full), everything, range(_ROWS))
   assert tiny.compilations(full) == 4  # pool, prefill, start, decode: never a smaller batch
@@ -337,7 +337,7 @@ def _expected_with_stops(ids, stops, limit=_NEW):
 
 @pytest.mark.parametrize(('at_once', 'sizes'), [(1, (48, 24, 12)), (2, (24, 12))])
 def test_other_lengths_compile_nothing(at_once, sizes, everything):
-  """Of prompts within `cache_length` and of messages, in batches that end sooner or later."""
+  """Varies lengths of prompts within `cache_length` and of messages."""
   sampler = _sampler(cache_length=32, batches_at_once=at_once)
   batches = np.arange(8, _ROWS).reshape(-1, 48)  # without the prompts of another width
   free = np.full(48, _NEW)
@@ -412,7 +412,7 @@ def test_prompts_that_cannot_be_sampled_from_are_refused():
 
 
 def test_a_row_needs_the_context_of_what_it_may_write_itself():
-  """A message that goes on behind its calculator has a longer prompt and less left to write."""
+  """After a calculator's result the prompt is longer and fewer tokens are left."""
   context = tiny.CONFIG.max_positions
   prompts = [np.arange(length, dtype=np.int32) + 1 for length in (context - 5, 3)]
   ask = lambda sampler, *limits: (
@@ -504,7 +504,7 @@ def test_greedy_takes_the_most_likely_at_temperature_one():
 
 
 def test_every_coordinate_of_a_row_changes_its_noise():
-  """Seed, stream, step, question, sample, agent and turn, each apart and all together."""
+  """Tests seed, stream, step, question, sample, agent and turn, alone and together."""
   grid = np.stack(np.meshgrid(*[range(4)] * 5), axis=-1).reshape(-1, 5)
   uniforms = []
   for root in (keys.stream(0, 'train'), keys.stream(1, 'train'), keys.stream(0, 'eval')):
@@ -534,7 +534,7 @@ def test_question_numbers_are_stable():
 
 
 def _generate(folder, prompts, stop_id: int, new: int):
-  """Greedy continuations by transformers, one prompt at a time: no padding involved."""
+  """Returns greedy continuations by transformers, one prompt at a time without padding."""
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

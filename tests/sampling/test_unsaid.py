@@ -1,4 +1,4 @@
-"""Ids that no text shows: found by the tokenizer, never sampled, no part of any sum."""
+"""Tests ids that decode to no text: they are never sampled and enter no sum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ratios_are_one_on_the_first_minibatch(lora_rank):
 
 
 def test_a_model_with_more_rows_than_tokens_says_its_tokens_alone(tmp_path):
-  """Read from a folder, at temperatures 0 and 1: embedding of 559 rows, tokenizer of 259 ids."""
+  """Tests an embedding of 559 rows with a tokenizer of 259 ids."""
   tokenizer = st.byte_tokenizer()
   config = tiny.CONFIG.replace(vocab_size=559, tie_embeddings=False)
   params = jax.tree.map(np.array, tiny.params(config))
@@ -99,7 +99,7 @@ def _sentencepiece() -> Tokenizer:
 
 
 def test_what_no_text_shows_is_found():
-  """Rows beyond the vocabulary, holes in it, tokens that leave no text; no words, no word marks."""
+  """Finds rows beyond the vocabulary, gaps, and tokens without text; no words or word marks."""
   assert word_level(['a', 'b']).unsaid(5) == ()
   assert word_level(['a', 'b']).unsaid(8) == ((5, 8),)
   assert st.byte_tokenizer().unsaid(259) == ()
@@ -120,7 +120,7 @@ def test_a_message_of_a_word_mark_alone_is_shown():
 
 
 def test_an_exported_model_says_nothing_of_it(tmp_path):
-  """Other programs read config.json, and ours finds it again."""
+  """Other programs read config.json; ours finds the ids again."""
   config = tiny.CONFIG.replace(vocab_size=300, unsaid=((259, 300),))
   hf.export_hf(config, tiny.params(), tmp_path, st.byte_tokenizer())
   assert 'unsaid' not in json.loads((tmp_path / 'config.json').read_text())

@@ -1,4 +1,4 @@
-"""The code sandbox: each attack is tried for real, contained, and leaves nothing running."""
+"""Attacks the code sandbox: each attempt must be contained and leave no process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from agent_gspo.sandbox import process, seccomp
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox needs Linux')
 
-# Walls are wide, since the machine may be shared; ends are checked by what caused them.
+# Limits are wide, since the machine may be shared; tests check why a program ended.
 LIMITS = sandbox.Limits(cpu_seconds=1, wall_seconds=30.0)
-# For programs that would idle for ever; by default it takes two seconds to find out.
+# For programs that idle forever; by default the sandbox waits two seconds.
 IDLE = sandbox.Limits(wall_seconds=99, idle_seconds=0.5)
 SHORT = sandbox.Limits(cpu_seconds=20, wall_seconds=2.0, idle_seconds=99.0)
 ATTEMPTS = textwrap.dedent("""
@@ -52,7 +52,7 @@ def _attempts(program: str, limits: sandbox.Limits = LIMITS) -> int:
 
 
 def _marked(marker: str) -> list[int]:
-  """Processes with the marker in their environment or working folder, ourselves aside."""
+  """Returns other processes with the marker in their environment or working folder."""
   found = []
   for folder in pathlib.Path('/proc').glob('[0-9]*'):
     try:
@@ -69,7 +69,7 @@ def _marked(marker: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def scratches(tmp_path, monkeypatch):
-  """Scratch folders under a path that marks processes; at the end both must be gone."""
+  """Yields scratch folders under a path that marks processes; in the end both must be gone."""
   folder = tmp_path / 'scratches'
   folder.mkdir()
   monkeypatch.setattr(tempfile, 'tempdir', str(folder))
@@ -181,13 +181,13 @@ def _processor_seconds(pid: int) -> float:
 
 
 def test_a_starved_program_is_not_idle():
-  """It would run, but others hold the one processor that it may use."""
+  """Occupies the one processor that the program may use."""
   limits = sandbox.Limits(cpu_seconds=99, wall_seconds=3.0, idle_seconds=0.2)
   processor = {min(os.sched_getaffinity(0))}
   with contextlib.ExitStack() as stack:
     busy_one = stack.enter_context(process.start('while True: pass', limits))
     pid = busy_one.popen.pid
-    assert _wait_until(lambda: _processor_seconds(pid) > 0.2)  # It has begun.
+    assert _wait_until(lambda: _processor_seconds(pid) > 0.2)
     os.sched_setaffinity(pid, processor)
     os.setpriority(os.PRIO_PROCESS, pid, 19)
     # Each in a session of its own, as the program is: some kernels share time among sessions.
@@ -416,7 +416,7 @@ def test_killing_the_parent():
 
 @pytest.mark.skipif(platform.machine() != 'x86_64', reason='numbers of x86_64')
 def test_raw_system_calls():
-  """The same attacks without Python's own functions in between."""
+  """Repeats the attacks without Python's functions."""
   outcome = sandbox.run(
     """
 import ctypes, os
@@ -741,12 +741,12 @@ def test_dies_with_its_parent(scratches, monkeypatch):
   parent.kill()
   parent.wait()
   assert _wait_until(lambda: not _marked(str(scratches)))
-  for folder in scratches.iterdir():  # Nobody was left to remove it.
+  for folder in scratches.iterdir():  # No process was left to remove it.
     folder.rmdir()
 
 
 def _without(call: int) -> str:
-  """A program's beginning after which a system call does not exist, as on older kernels."""
+  """Returns code that disables a system call, as on older kernels."""
   code = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050026), (0x06, 0, 0, 0x7FFF0000)]
   packed = b''.join(struct.pack('<HBBI', *instruction) for instruction in code)
   return (
@@ -785,7 +785,7 @@ def test_refuses_other_systems(monkeypatch):
 
 
 def _decide(machine: str, architecture: int, number: int, *arguments: int) -> str:
-  """What the filter says about a call: an interpreter of its four instructions."""
+  """Returns the filter's decision by interpreting its four instructions."""
   data = struct.pack('<IIQ6Q', number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
   code = list(struct.iter_unpack('<HBBI', seccomp.filter_program(machine)))
   place = value = 0

@@ -1,4 +1,4 @@
-"""What processes tell each other comes back bit for bit, and reading it runs no code."""
+"""Checks that values sent between processes are exact, and decoding runs no code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MESSAGE = Message(
 
 
 def _same(a, b) -> bool:
-  """Equal in type and every bit."""
+  """Returns whether values are equal in type and every bit."""
   if type(a) is not type(b):
     return False
   if isinstance(a, np.ndarray | np.generic):

@@ -1,4 +1,4 @@
-"""Which processes look for others: those that Slurm or a TPU pod slice started beside them."""
+"""Tests the detection of other processes under Slurm and on TPU pod slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a run meet by name: all are told at once who is missing or of another run."""
+"""Checks that processes of a run meet, or all learn which one is missing or differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FACTS = {'jax': '0.10.2', 'code': 'ab12', 'seed': 0, 'budget': {'lambda_tok': 0
 
 
 def _meet(place: places.Place, facts, seconds=10.0, problem='') -> str:
-  """What a process is told, '' if it meets the others."""
+  """Returns the error of a process, '' if it meets the others."""
   try:
     partners.Partners(place).meet(facts, seconds, problem)
   except ValueError as error:
@@ -30,7 +30,7 @@ def _meet(place: places.Place, facts, seconds=10.0, problem='') -> str:
 
 
 def _all_meet(told: list[dict], **options) -> list[str]:
-  """What each of some processes is told; they have these facts."""
+  """Returns the error of each process, given its facts."""
   address = f'127.0.0.1:{several_processes.free_port()}'
   those = [places.Place(address, len(told), index) for index in range(len(told))]
   with concurrent.futures.ThreadPoolExecutor() as pool:

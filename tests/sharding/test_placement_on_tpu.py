@@ -1,4 +1,4 @@
-"""TPU's compiler keeps one copy of an all-gathered array's gradient."""
+"""Checks that TPU's compiler keeps one copy of an all-gathered array's gradient."""
 
 import tpu_programs
 

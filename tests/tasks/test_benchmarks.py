@@ -1,4 +1,4 @@
-"""Benchmarks with official files: counts, splits, golds, download; near-duplicates."""
+"""Tests benchmarks with official files: counts, splits, golds, near-duplicates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def read():
-  """All questions of the official files, each after its split, by task."""
+  """Returns all questions of the official files with their splits, by task."""
   return {
     name: list(task.read(*(DATA / source.path for source in task.SOURCES)))
     for name, task in TASKS.items()
@@ -102,7 +102,7 @@ def test_near_duplicates_see_through_the_looks_of_formulas():
 @needs_data
 @pytest.mark.parametrize('name', TASKS)
 def test_splits(name, tasks, read):
-  """Their sizes; nothing is in two of them; near-duplicates are removed, and nothing else."""
+  """Checks sizes and overlap, and that only near-duplicates are removed."""
   found = {split: tasks[name].questions(split) for split in base.SPLITS}
   held_in = [q for split, q in read[name] if split != 'test']
   far = {q.id for q in far_from(held_in, [q for split, q in read[name] if split == 'test'])}
@@ -139,7 +139,7 @@ def test_gold_is_right_by_its_own_grader(name, tasks):
 
 @needs_data
 def test_official_solutions_are_right(tasks):
-  """The worked solutions of MATH-500, graded as if a model had written them."""
+  """Grades the worked solutions of MATH-500 as if a model had written them."""
   path = DATA / Math500.SOURCES[1].path
   solutions = [json.loads(line)['solution'] for line in path.read_text().splitlines()]
   found = tasks['math500'].questions('test')
@@ -180,7 +180,7 @@ def test_put_back():
 
 @needs_data
 def test_svamp_training_file_holds_multiarith(tasks, read):
-  """The warning in SVAMP's docstring, counted."""
+  """Counts what SVAMP's docstring warns about."""
   seen = {
     masked(q.text) for split in ('train', 'validation') for q in tasks['svamp'].questions(split)
   }

@@ -1,4 +1,4 @@
-"""The choice grader: which option a text concludes with, and what is no conclusion."""
+"""Tests which option the choice grader reads from a text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NO_CONCLUSIONS = [
   ("A and B hold, so C's sum", None),
   ('A and B hold, also D', None),
   ('A or B, so Z', None),
-  # The answer is given; what follows from it is another matter.
+  # The answer is given; its consequences are not an answer.
   ('The answer is B, so A is wrong', 'B'),
   ('The answer is B, so A is wrong.', 'B'),
   ('The answer is B because A and C are too small, so D is not needed', 'B'),

@@ -1,4 +1,4 @@
-"""Official files: fetched, verified, and stored once."""
+"""Checks that official files are fetched, verified, and stored once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_fetch_prefers_the_data_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('ref', ['abc', 'HEAD'])
 def test_fetch_downloads_once(tmp_path, served, monkeypatch, ref):
-  """A file that the data folder lacks, too; and again where the download was damaged on disk."""
+  """Downloads again only if the file on disk is damaged."""
   address, folder = served
   remote = put(folder / f'owner/repo/{ref}/data/file.txt')
   (tmp_path / 'data').mkdir()
@@ -72,7 +72,7 @@ def test_fetch_downloads_once(tmp_path, served, monkeypatch, ref):
   assert fetch().read_bytes() == b'hello'
 
 
-def test_the_folder_of_nobody_is_named(monkeypatch):
+def test_folders_of_an_unknown_user_are_errors(monkeypatch):
   with pytest.raises(FileNotFoundError, match="data_dir='~nosuchuser/x' is not a folder"):
     sources.data_folder('~nosuchuser/x')
   monkeypatch.setenv('AGENT_GSPO_CACHE', '~nosuchuser/x')

@@ -1,4 +1,4 @@
-"""Dealt word problems: sentences, relevance, places, demonstrations."""
+"""Tests dealt word problems: sentences, relevance, places, demonstrations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _problems(split: str, count: int) -> list[Question]:
 
 
 class Small(WordProblems):
-  """A benchmark without files."""
+  """Defines a benchmark without files."""
 
   name = 'small'
 
@@ -58,11 +58,11 @@ class Small(WordProblems):
 
 
 class Rationales(Small, GSM8K):
-  """A benchmark whose solutions are rationales."""
+  """Defines a benchmark whose solutions are rationales."""
 
 
 def demonstration(task, question, agent, heard):
-  """The plainest demonstration of a message."""
+  """Returns the plainest demonstration of a message."""
   return task.demonstration(
     question, agent, heard, random.Random(0), terse_probability=0.0, silence_probability=0.0
   )
@@ -108,7 +108,7 @@ def test_sentences(text, expected):
       ['If he needs 635 lbs of metal and has 276 lbs.'],
       'How much more does he need?',
     ),
-    # A condition behind the question, and an opening that says nothing.
+    # A condition after the question, and an opening without facts.
     ('How many are left if he eats 3 of 8?', [], 'How many are left if he eats 3 of 8?'),
     ('He ate 8. On Monday, how many were left?', ['He ate 8.'], 'On Monday, how many were left?'),
     ('How many are 3 figs? Each has 4.', ['Each has 4.'], 'How many are 3 figs?'),
@@ -121,7 +121,7 @@ def test_context_and_question(text, context, question):
 
 @pytest.mark.parametrize('informants', [1, 2, 3, 5])
 def test_every_problem_is_dealt_whole(informants):
-  """All context sentences are told by somebody, once and in order; what else is told is idle."""
+  """Each context sentence is dealt once and in order; all others are irrelevant."""
   task = make_task('dealt', benchmark='small', num_informants=informants)
   for split in ('train', 'test'):
     originals = {q.id: q for q in _problems(split, 96)}

@@ -1,4 +1,4 @@
-"""Chains of arithmetic: read, executed, completed; and the official files' notations."""
+"""Tests chains of arithmetic, and the notations of the official files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from agent_gspo.types import Question
   ('text', 'expected'),
   [
     (' 24 + 39 = 63, 63 - 4 = 59', '59'),
-    ('93 - 40 = 51', '53'),  # what a step claims is not believed
-    ('24 + 39 = 62, 62 - 4 = 58', '59'),  # nor where a later step uses it
+    ('93 - 40 = 51', '53'),  # the claimed result of a step is ignored
+    ('24 + 39 = 62, 62 - 4 = 58', '59'),  # also if a later step uses it
     ('2 * 3 = 7; 7 * 7 = 49', '42'),  # once: the other 7 may be a number of the problem
     ('5 + 5 = 10, 10 - 10 = 1', '0'),
     ('3 + 2 = 5\n6 - 5 = 1.', '1'),

@@ -1,4 +1,4 @@
-"""Strict and legacy graders on a table of hand-written answers, and on hostile ones."""
+"""Tests strict and legacy graders on hand-written and on hostile answers."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_hostile_expressions_cost_seconds_at_most(latex):
   ids=lambda text: repr(text[:14]),
 )
 def test_long_texts_are_quick(text):
-  """Of the processor: quadratic work took 10 s and more."""
+  """Measures processor time: quadratic work took 10 s and more."""
   for kind, gold in (('number', '1'), ('letter', 'A'), ('letter of four', 'A'), ('maths', '1')):
     for name, grader in GRADERS[kind].items():
       start = time.process_time()

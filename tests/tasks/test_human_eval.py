@@ -1,4 +1,4 @@
-"""HumanEval: reading, taking the code out of a message, grading in the sandbox."""
+"""Tests HumanEval: questions, extraction of code, grading in the sandbox."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_without_the_wanted_function_the_last_one_counts():
   ids=lambda message: repr(message[:12]),
 )
 def test_code_of_a_hostile_message_is_quick(message):
-  """Of the processor: quadratic work took 10 s and more."""
+  """Measures processor time: quadratic work took 10 s and more."""
   begun = time.process_time()
   extract_code(message, ('double',))
   assert time.process_time() - begun < 5
@@ -190,7 +190,7 @@ def test_messages_without_code(message):
 
 
 def test_prompt_stub_is_no_answer():
-  """Only other functions: the prompt's own, empty function stays."""
+  """The prompt's empty function does not count as an answer."""
   code = extract_code('def other(xs):\n    return xs')
   namespace = {}
   exec(complete_program(PROMPT, code, 'double'), namespace)
@@ -215,7 +215,7 @@ def test_questions(task):
 
 @needs_data
 def test_votes(task):
-  """They see the solution and not its tests."""
+  """Votes compare solutions, not tests."""
   assert task.canonical(MESSAGES['fenced']) == task.canonical(MESSAGES['restated'])
   assert task.canonical('no code') is None
   behind = f'\n{FENCE}\nTests:\n{PYTHON}def test_add():\n    assert add(1, 1) == 2\n{FENCE}'
@@ -264,7 +264,7 @@ def test_score_is_the_same_alone_and_together(task):
 
 @needs_data
 def test_table():
-  """Of `grader_cases`, all rows graded together by each grader."""
+  """Grades all rows of `grader_cases` together by each grader."""
   texts, ids, *want = zip(*grader_cases.CODE, strict=True)
   for grader, scores in zip(HumanEval.GRADERS, want, strict=True):
     task = make_task('human_eval', data_dir=DATA, grader=grader)
@@ -283,7 +283,7 @@ def test_an_option_out_of_range_is_refused(option, value):
 
 
 @needs_data
-def test_endless_answer_fails():
+def test_an_endless_program_fails():
   task = HumanEval(data_dir=DATA, cpu_seconds=1)
   assert task.score(task.questions('test')[0], '    while True: pass') == 0.0
 

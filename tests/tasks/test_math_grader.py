@@ -1,4 +1,4 @@
-"""Expressions that say the same: exact numbers, named values, sets, degrees, decimals."""
+"""Tests equality of expressions: numbers, named values, sets, degrees, decimals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word problems with numbers that nobody needs."""
+"""Tests word problems with misleading numbers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_where_all_numbers_of_a_digit_are_taken_one_of_two_digits_is():
     assert all(len(number) == 2 for number in others)
 
 
-def test_things_asked():
+def test_things_that_questions_ask_for():
   texts = (
     'He has 3 red kites and 5 figs. How many kites are there?',  # no number directly before kites
     'He has 5 figs and eats 2 figs. How many figs are left?',

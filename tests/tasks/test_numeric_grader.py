@@ -1,4 +1,4 @@
-"""The numeric grader: what it reads out of a text, and what it accepts."""
+"""Tests which numbers the numeric grader reads and accepts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ CASES = [
   ('This one has 7', 7),
   ('one hundred', None),
   ('twenty-one', None),
-  # Nothing.
+  # No number.
   ('', None),
   ('I do not know.', None),
   ('....', None),
@@ -205,7 +205,7 @@ SPACED_THOUSANDS = [
   ('7 100%', 100),
   ('2 125/1000', '17/8'),
   ('Room B12 500', 500),
-  # Behind a mark the first one.
+  # The first number after a mark.
   ('The answer is 3 4 500', 3),
   ('The answer is 7 100% sure', 7),
   ('#### 3 500ml bottles', 3),
@@ -239,7 +239,7 @@ CONCLUSIONS = [
   ('The answer is 7 x 2, hence 14', 14),
   ('The answer is 7 times $2, therefore $14', 14),
   ('The answer is (10 + 4) * 2, so 28', 28),
-  # One answer, whatever follows from it.
+  # One answer, then its consequences.
   ('The answer is 42, so 3 are left', 42),
   ('The answer is 42, so 3 and 4 fit.', 42),
   ('The answer is 42 pens, therefore 3 boxes of 14', 42),

@@ -1,4 +1,4 @@
-"""Questions of one's own, from a file."""
+"""Tests questions from a user's own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task of reasoning-gym's generators, with a stand-in where the library is not installed."""
+"""Tests the reasoning-gym task, with a stand-in where the library is not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_gspo.tasks.reasoning_gym import ReasoningGym
 
 
 class Sums:
-  """A generator with a scorer like the library's worst ones."""
+  """Generates sums, with a scorer like the library's worst ones."""
 
   scorers = 0
 
@@ -37,7 +37,7 @@ class Sums:
 
 
 class Generous(Sums):
-  """Pays for a prefix or no number, and for another sign; compares zeros right."""
+  """Scores constants and wrong signs as right; zeros correctly."""
 
   def score_answer(self, answer, entry):
     gold = entry['answer']

@@ -1,4 +1,4 @@
-"""Word problems with other numbers."""
+"""Tests word problems with redrawn numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay task: balance, splits, determinism, parameters, scripted speakers."""
+"""Tests the relay task: balance, splits, determinism, options, scripted teams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DIGESTS = (
 
 
 def content(question):
-  """What decides the split, read from the finished question."""
+  """Returns the content that determines the split, read from the finished question."""
   facts = sorted(note for note in question.notes if parse_fact(note))
   asked = sorted(re.findall(r'\b[A-Z][a-z]+\b', question.text.removeprefix('How')))
   return tuple(asked), tuple(facts)
@@ -107,7 +107,7 @@ def test_splits_share_no_content(options):
 
 
 def words_in(question):
-  """Words of all that a question shows, and its sentences without names and numbers."""
+  """Returns a question's words, and its sentences without names and numbers."""
   texts = (question.text, *question.notes)
   return {word.strip('.,?') for text in texts for word in text.split()}
 
@@ -197,7 +197,7 @@ def test_addends_are_uniform_given_the_answer():
 
 @pytest.mark.parametrize(('options', 'expected'), list(zip(SETTINGS, DIGESTS, strict=True)))
 def test_questions_stay_the_same_across_versions(options, expected):
-  """A change here means that earlier results are on other questions."""
+  """If this fails, earlier results are on other questions."""
   task = RelayTask(**options)
   shown = [*task.questions('test')[:200], *task.questions('train')[999_800:]]
   assert digest(shown) == expected
@@ -222,7 +222,7 @@ def test_sequence_protocol():
 
 
 def scripted_messages(task, question, rng, terse_probability=0.05, silence_probability=0.0):
-  """One scripted conversation: a message an informant, then the solver's."""
+  """Returns a scripted conversation: a message per informant, then the solver's."""
   options = {'terse_probability': terse_probability, 'silence_probability': silence_probability}
   said = []
   for agent in range(task.num_informants + 1):

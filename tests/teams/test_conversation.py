@@ -1,4 +1,4 @@
-"""Episodes that a task brings: turns, an environment that answers, and their limits."""
+"""Tests a task's own episodes: turns, answers of an environment, limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(script, task=TASK, samples=1, policy=ScriptedPolicy, **options):
 
 
 def bisect(turn):
-  """Guesses the middle of what the environment has left, read from the prompt."""
+  """Guesses the middle of the interval that the prompt shows."""
   low, high = 1, guessing.NUMBERS
   said = TOKENIZER.decode(turn.prompt_ids.tolist()).replace('<eos>', '').split()
   for guess, answer in itertools.pairwise(said):
@@ -48,7 +48,7 @@ def test_an_environment_answers_until_the_episode_ends():
   assert guesses[1 * 2] == ['4', '2']
   assert guesses[2 * 2 + 1] == ['4', '2', '3']
   assert guesses[3 * 2] == ['4']
-  # Messages stand in the order of the turns; what the environment says, where it was said.
+  # Messages are in the order of turns, those of the environment at their place.
   assert [(m.round, m.agent) for m in batch.messages] == (
     [(0, 0)] * 14 + [(0, 1)] * 12 + [(1, 0)] * 8
   )

@@ -1,4 +1,4 @@
-"""The counts against counts made by hand, and against the sampler's own."""
+"""Compares token counts with counts by hand and with the sampler's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_gspo.types import RolloutBatch
 
 
 def talk(name: str, decision: str = 'last', rounds: int = 3) -> RolloutBatch:
-  """Six episodes; every message holds numbers that nobody else says, or none."""
+  """Returns six episodes whose messages have unique numbers, or none."""
   tokenizer = st.numbers_tokenizer(600)
   first = tokenizer.backend.token_to_id('50')
 
@@ -95,7 +95,7 @@ def test_silence_is_told_apart_by_relevance():
 
 
 def test_totals_are_the_samplers_own_token_for_token():
-  """200 episodes of all topologies; the sampler is counted where it is called."""
+  """Counts the sampler's tokens at its calls, in 200 episodes of all topologies."""
   policy, tokenizer = st.model_policy()
   teams = [st.team(name) for name in st.TOPOLOGIES] + [st.team('debate', decision='judge')]
   episodes = silent = truncated = 0
@@ -128,7 +128,7 @@ def test_totals_are_the_samplers_own_token_for_token():
   assert truncated > 0
 
 
-def test_nothing_was_said():
+def test_counts_of_an_empty_batch():
   nothing = dict.fromkeys(('questions', 'episode_question', 'sample', 'answers', 'task_scores'), ())
   empty = batches.from_messages((), agent_names=('a',), **nothing)
   assert counts.per_question(empty, empty.written) == 0.0

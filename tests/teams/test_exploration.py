@@ -1,4 +1,4 @@
-"""Groups in which some messages may not be silent: who, with which weight, and what that is for."""
+"""Tests groups in which some messages must not be silent: draws and weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _exploration(count=2, group_size=4, turns=AUTHORS, step=0):
 
 
 def _batch(episodes):
-  """Episodes of two authors; each entry says of both whether they speak, None for no turn."""
+  """Returns episodes of two authors; entries say who speaks, None for no turn."""
   messages = []
   for e, spoken in enumerate(episodes):
     for agent, speaks in enumerate(spoken):
@@ -81,13 +81,13 @@ def _score(agent, speaks):
 
 
 def _reward(spoken):
-  """Two messages are of use together; each costs."""
+  """Returns the reward: two messages help together, and each costs."""
   return 3.0 * (spoken[0] and spoken[1]) - 0.5 * spoken[0] - 0.2 * spoken[1]
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_weighted_policy_gradients_are_unbiased_and_unweighted_ones_are_not(count):
-  """All outcomes of a group's episodes, each with its probability under the mask."""
+  """Sums over all outcomes of a group's episodes, weighted by probability under the mask."""
   size = 4
   exploration = _exploration(count, size)
   outcomes = list(itertools.product((False, True), repeat=2))
@@ -156,7 +156,7 @@ def _heard(team, tokenizer, must_speak):
 
 
 def test_the_sampler_is_told_who_must_speak_and_what_silence_is():
-  """A message that begins with a tool's mark is not silent; what follows it begins none."""
+  """A message that begins with a tool's mark is not silent."""
   tokenizer = st.byte_tokenizer()
   team = st.team('star', style='chat', tools=('calculator',))
   (mark,), end = team.toolboxes(tokenizer)[0].mark_ids(), tokenizer.eos_id

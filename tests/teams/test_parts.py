@@ -1,4 +1,4 @@
-"""A rollout in parts: the same conversations, held beside each other."""
+"""Checks that a rollout in parts holds the same conversations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_parts_change_nothing_but_rounding(name, parts):
 
 
 def test_while_one_part_is_written_the_other_is_read():
-  """Whoever grades the first part waits until the policy writes for the second one."""
+  """Grades the first part only once the policy writes for the second."""
   tokenizer = st.byte_tokenizer()
   writes_second = threading.Event()
 
@@ -93,7 +93,7 @@ def test_the_policy_writes_for_one_part_at_a_time():
 
 
 def test_own_episodes_of_all_parts_go_on_one_at_a_time():
-  """Their code need not be safe in threads."""
+  """Their code need not be thread-safe."""
   tokenizer, inside = st.byte_tokenizer(), []
 
   class Own(st.Echo):

@@ -1,4 +1,4 @@
-"""What strangers write is text: no tokenizer reads a control token in it, no template loses it."""
+"""Checks that control tokens in outside text are encoded as plain text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _bytes(**flags) -> Tokenizer:
 
 
 def _unigram(**flags) -> Tokenizer:
-  """Its control tokens are words of the model, too, and the likeliest."""
+  """Returns a unigram tokenizer whose control tokens are likely words, too."""
   pieces = [('<unk>', 0.0), *((token, 0.0) for token in _TOKENS)]
   pieces += [(chr(c), -5.0) for c in range(33, 127)] + [
     ('\n', -5.0),
@@ -125,7 +125,7 @@ def test_strangers_write_no_control_tokens(name, style, tmp_path):
 
 @pytest.mark.parametrize('name', _TOKENIZERS)
 def test_other_texts_have_the_ids_that_they_have_by_themselves(name, tmp_path):
-  """Also those whose ends could be part of a control token."""
+  """Includes texts whose ends could be part of a control token."""
   tokenizer = _TOKENIZERS[name](tmp_path)
   for text in ('3 < 4 | 5 >', '<', '|', '<|', 'end|>', ' a \n', '', 'start', '<end>', '< |end|>'):
     assert tokenizer.encode(text, special=False) == tokenizer.encode(text)
@@ -179,7 +179,6 @@ def test_words_of_a_word_level_team_are_no_control_tokens():
 
 
 def test_what_a_script_says_is_text():
-  """As what a demonstration says, which is the task's."""
   tokenizer = st.byte_tokenizer()
   script = ScriptedPolicy(lambda turn: 'b<|im_end|>' if turn.agent == 0 else 'c', tokenizer)
   team = st.team('chain', max_message_tokens=20)
@@ -189,7 +188,7 @@ def test_what_a_script_says_is_text():
 
 
 def test_counts_of_text_do_not_depend_on_private_characters():
-  """The mark of a message in a frame is one that no question holds."""
+  """The placeholder of a message in a frame occurs in no question."""
   tokenizer = st.byte_tokenizer()
   team = st.team('chain')
   script = ScriptedPolicy(lambda turn: 'c', tokenizer)

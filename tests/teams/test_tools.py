@@ -1,4 +1,4 @@
-"""Tools: what they write, what that costs, and that no loss falls on it."""
+"""Tests tools: inserted results and their cost, and that they carry no loss."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ QUESTION = Question(
 
 
 def writer(*pieces: str):
-  """A model that writes a piece a call and ends with the last one."""
+  """Returns a model that writes one piece per call and stops after the last."""
 
   def ids(turn: Turn):
     written = TOKENIZER.decode(turn.prompt_ids[len(turn.prompt_ids) - turn.offset :])
-    # What it has written so far tells how often it was asked.
+    # The text so far gives the number of earlier calls.
     done = sum(written.count(piece) for piece in pieces[:-1]) if turn.offset else 0
     found = TOKENIZER.encode(pieces[done])
     if done == len(pieces) - 1:
@@ -68,7 +68,7 @@ def texts(message, where) -> str:
   return TOKENIZER.decode(message.token_ids[where])
 
 
-def test_it_completes_every_step():
+def test_the_calculator_completes_every_step():
   policy = writer('3 + 4 =', ', 7 * 2 =', '.')
   batch = converse(policy)
   for message in batch.messages:
@@ -96,14 +96,14 @@ def test_agents_without_one_write_their_own_results():
   assert policy.calls == [2]
 
 
-def test_what_it_cannot_complete_is_left_to_the_writer():
+def test_incomplete_expressions_are_left_to_the_agent():
   batch = converse(writer('x =', ' 2'))
   assert batch.messages[0].text == 'x = 2'
   assert batch.messages[0].inserted is None
 
 
 @pytest.mark.parametrize(('cap', 'text'), [(9, '3 + 44 = '), (8, '3 + 44 ='), (10, '3 + 44 = 4')])
-def test_the_cap_counts_its_tokens_too(cap, text):
+def test_the_cap_counts_inserted_tokens(cap, text):
   batch = converse(writer('3 + 44 =', '.'), max_tokens=cap)
   message = batch.messages[0]
   assert message.text == text
@@ -141,8 +141,8 @@ def test_going_on_has_noise_of_its_own_whatever_else_is_sampled():
   np.testing.assert_array_equal(later[1], at(9)[0])
 
 
-def test_no_loss_falls_on_its_tokens():
-  """The other tokens' log-probs are those of the message without a calculator."""
+def test_inserted_tokens_carry_no_loss():
+  """Other tokens keep the log-probs of the message without a calculator."""
   rng = np.random.default_rng(0)
   prompt, ids = rng.integers(1, 300, 5), rng.integers(1, 300, 8)
   inserted = np.isin(np.arange(8), [2, 3, 6])
@@ -169,7 +169,7 @@ def test_no_loss_falls_on_its_tokens():
 def test_no_call_is_written_after_the_last_that_is_allowed():
   policy = writer('3 + 4 =', ', 7 * 2 =', ' 15.')
   message = converse(policy, tool_calls=1).messages[0]
-  # The second mark is an ordinary token: nothing stops at it.
+  # The second mark is an ordinary token and stops nothing.
   assert message.text == '3 + 4 = 7, 7 * 2 ='
   assert message.tool_calls == 1
   assert not message.ended
@@ -284,7 +284,7 @@ def test_calls_and_results_by_hand(message, result):
   assert _BOTH.backend.decode(ids.tolist(), skip_special_tokens=True) == result
 
 
-def test_a_program_that_does_not_end_is_told_so(monkeypatch):
+def test_a_program_that_times_out_inserts_that(monkeypatch):
   monkeypatch.setattr(tools, '_PYTHON_LIMITS', sandbox.Limits(cpu_seconds=1, idle_seconds=0.3))
   python = tools.TOOLS['python'].result
   for code in ('while True: pass', 'import time; time.sleep(9)'):
@@ -332,7 +332,7 @@ _PIECES += ['{', '# ', 'import os;', 'x', '\ufffd', '\u2028', '1/0', 'Ann ', 'ex
   strategies.integers(0, 3),
 )
 def test_malformed_calls_end_in_no_traceback(pieces, ends, calls):
-  """Whatever is called inserts a short text or nothing, without a loss."""
+  """Malformed calls insert a short text or nothing, without a loss."""
   tokenizer, (before, mark) = real_tokenizer(), ends
   call = tokenizer.encode(before + ''.join(pieces) + mark, special=False)[-60:]
   end = [tokenizer.eos_id]

@@ -1,4 +1,4 @@
-"""Rollouts ahead of the learner: the schedule, whatever the timing, and exact resume."""
+"""Tests rollouts ahead of the learner: schedule, timing, exact resume."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SMALL = {
 
 
 def _maze(**values) -> dict:
-  """Mazes in seconds; `a__b` is field `a.b`."""
+  """Returns a small maze config; `a__b` is field `a.b`."""
   config = half_maze.get_config()
   with config.unlocked():
     values = {field.replace('__', '.'): value for field, value in values.items()}
@@ -95,7 +95,7 @@ class _Rollouts:
 
   @staticmethod
   def _policy(state):
-    """Writes what its weights are."""
+    """Returns a policy that writes the version of its weights."""
     reply = Reply.given([int(_first(state))], ended=True, version=int(state.step))
     return lambda turns: [reply] * len(turns)
 
@@ -106,7 +106,7 @@ def _turn(round_: int) -> Turn:
 
 
 class _Told(Progress):
-  """Calls a function when the learner waits, with its weights published."""
+  """Calls a function when the learner waits with its weights published."""
 
   def __init__(self, function):
     self.phase = lambda *_: function()
@@ -117,7 +117,7 @@ def _state(step: int):
 
 
 def _knowing(step: int):
-  """A state whose posterior tells its step."""
+  """Returns a state whose posterior identifies its step."""
   state = _state(step)
   posterior = state.selection.posterior.replace(a=np.full(1, step, np.float32))
   return state.replace(selection=state.selection.replace(posterior=posterior))
@@ -135,7 +135,7 @@ def test_a_step_learns_from_the_weights_of_k_steps_before(monkeypatch, k):
   for step, state in enumerate(states):
     rollout, everything, selection = found(rollouts.setup, state, Progress())
     assert rollout == everything == step
-    # Draws made ahead are none of this step's, whose posterior is the newest.
+    # Draws made ahead are not of this step, whose posterior is the newest.
     assert int(selection.drawn) == 3 * (step + 1)
     assert selection.posterior is state.selection.posterior
     for leaf in state.trainable.values():
@@ -166,7 +166,7 @@ def test_a_resumed_queue_goes_on(monkeypatch):
 
 
 def test_a_free_rollout_goes_on_with_the_newest_weights(monkeypatch):
-  """Also after a stop; its questions are drawn as they would have been."""
+  """Includes a stop; draws of questions do not change."""
   rollouts = _Rollouts(monkeypatch, 2, 'free')
   rollouts.hold = threading.Semaphore(3)  # two layers of the first rollout, one of the second
   found, states = Ahead(rollouts.setup), [_knowing(step) for step in range(3)]
@@ -192,7 +192,7 @@ def test_a_free_rollout_goes_on_with_the_newest_weights(monkeypatch):
 
 
 def test_a_free_rollout_forgets_a_reply_to_another_prompt(monkeypatch):
-  """An environment that is not what it was answers otherwise."""
+  """A changed environment gives other replies."""
   rollouts = _Rollouts(monkeypatch, 1, 'free')
   found, written = Ahead(rollouts.setup), {}
   found(rollouts.setup, _state(0), Progress())
@@ -220,7 +220,7 @@ def test_what_follows_a_tool_has_the_weights_of_what_is_before_it(monkeypatch):
 
 
 def test_a_save_takes_the_devices_after_the_rollouts_are_written():
-  """Rollouts under way need the devices to end."""
+  """In-flight rollouts need the devices."""
   turn, saved = threading.Lock(), []
 
   def waiting(step: int) -> bytes:
@@ -278,7 +278,7 @@ def test_an_error_of_a_later_rollout_is_raised_at_once(monkeypatch):
 
 
 def test_a_rollout_that_failed_is_saved_as_far_as_it_is_written(monkeypatch):
-  """Under the free schedule, where others write the rest of any rollout."""
+  """Tests the free schedule, in which others continue any rollout."""
   rollouts = _Rollouts(monkeypatch, 1, 'free')
   found = Ahead(rollouts.setup)
   found(rollouts.setup, _state(0), Progress())
@@ -315,7 +315,7 @@ def _no_room(*unused, **options):
 
 @pytest.fixture(scope='module', params=[0, pytest.param(1, marks=pytest.mark.slow), 2])
 def run(request, tmp_path_factory):
-  """Staleness and folder of a run with random pauses."""
+  """Returns staleness and folder of a run with random pauses."""
   folder = tmp_path_factory.mktemp('whole')
   pauses = {'task__options__delay': 0.03, 'task__options__jitter': True}
   loop.train(_maze(rollout__ahead=request.param, **pauses), folder)
@@ -345,7 +345,7 @@ def test_timing_changes_nothing(run, tmp_path):
 
 
 def test_an_error_costs_no_finished_step(tmp_path, monkeypatch):
-  """Even where no state can be saved, it is told as it was."""
+  """The error is reported unchanged even if no state can be saved."""
   act, config = SlowMaze.act, _maze(rollout__ahead=0, evaluation__every=0)
 
   def fail(*unused):
@@ -369,7 +369,7 @@ def test_the_error_of_an_environment_ends_the_run_with_its_own_words(tmp_path, m
 
 
 def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
-  """So that ratios start at 1, and truncated importance sampling has the rest."""
+  """Ratios start at 1; truncated importance sampling corrects the rest."""
   config = _maze(rollout__ahead=1, learner__old_logprobs='trainer', steps=3)
   loop.train(config, tmp_path)
   first, *others = run_comparison.records(tmp_path, 'metrics.jsonl')
@@ -381,7 +381,7 @@ def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
 
 
 def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path, monkeypatch):
-  """In spite of a stop, which ends rollouts before it evaluates; messages are as old as allowed."""
+  """Stops the run as well; messages are at most as old as allowed."""
   make, beside = loop.RunEvaluations.make, []
 
   def seen(*arguments, **options):
@@ -408,7 +408,7 @@ def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path, monkeypatch):
     assert record['step'] - 3 <= versions[0] <= versions[-1] < record['step']
 
 
-def test_a_free_schedule_of_nothing_is_refused():
+def test_a_free_schedule_needs_rollouts_ahead():
   with pytest.raises(ValueError, match=r"rollout.schedule='free' with rollout.ahead=0: .* Set"):
     config_lib.check(micro_run.changed(rollout__schedule='free'))
 
@@ -471,7 +471,7 @@ def test_a_run_stopped_at_every_step_ends_where_it_would_have_ended(tmp_path, mo
 
 
 def _kill_after(step: int, config, folder: pathlib.Path, monkeypatch) -> None:
-  """Ends a run as a kill would: nothing is saved any more."""
+  """Ends a run as a kill would, without saving."""
 
   def killed(done, metrics):
     if done == step + 1:

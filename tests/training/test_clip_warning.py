@@ -1,4 +1,4 @@
-"""A clip band that is narrower than rounding is told of, with what to change."""
+"""Tests the warning about a clip band narrower than rounding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _warning(clipped: float, **fields) -> str | None:
     ({'model__dtype': 'bfloat16', 'model__remat': True}, "Set model.dtype='float32', or widen"),
   ],
 )
-def test_it_names_the_band_and_the_remedy(fields, remedy):
+def test_the_warning_names_the_band_and_the_remedy(fields, remedy):
   assert _warning(0.02, **fields) is None
   text = _warning(0.28, **fields)
   assert text.startswith('28% of the messages were clipped before anything was updated')
@@ -71,8 +71,8 @@ def test_a_step_without_an_update_was_not_clipped():
 
 
 @pytest.mark.slow
-def test_a_run_tells_it_once(tmp_path, capsys):
-  """In float32 too, if the band is narrow enough."""
+def test_a_run_warns_once(tmp_path, capsys):
+  """Includes float32, with a band narrow enough."""
   fields = {
     'steps': 3,
     'budget__lambda_tok': 0.01,  # so that there are advantages at all

@@ -1,4 +1,4 @@
-"""A run whose team is right now and then: steps with nothing to learn from do not end it."""
+"""Checks that steps with nothing to learn from do not end a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What estimators are told of a rollout: who saw and heard the same."""
+"""Tests the inputs of estimators: which messages share a history."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TOKENIZER = scripted_teams.byte_tokenizer()
 
 
 def _inputs(said):
-  """Of a star whose first two agents talk to the third; `said[sample]` is what each agent says.
+  """Returns inputs of a star in which agents write `said[sample]`.
 
-  Also which messages the third agent wrote, one an episode.
+  Also returns which messages the third agent wrote, one per episode.
   """
   team = scripted_teams.team('star', addressing=True, max_message_tokens=40)
   speak = lambda turn: said[turn.sample][turn.agent]
@@ -44,10 +44,10 @@ def test_what_is_for_others_is_no_part_of_an_agents_history():
     [
       ('@agent2 alpha', 'gamma', '3'),
       ('@agent2 beta', 'gamma', '3'),
-      ('', 'gamma', '3'),  # to the third agent the same as what is not for it
+      ('', 'gamma', '3'),  # for the third agent equal to a message that is not for it
       ('@agent3 alpha', 'gamma', '3'),
       ('@agent3 beta', 'gamma', '3'),
-      ('@agent3 alpha', 'gamma', '4'),  # what it says itself comes after what it heard
+      ('@agent3 alpha', 'gamma', '4'),  # its own messages come after those that it read
     ]
   )
   assert len(set(found.observation[last][:3])) == 1
@@ -57,7 +57,7 @@ def test_what_is_for_others_is_no_part_of_an_agents_history():
 
 
 def _talk(rewards, scores, told=((), (), (), ())):
-  """Two episodes about one question, in each of which one agent writes twice."""
+  """Returns two episodes of one question, in each of which an agent writes twice."""
   talk = [
     Message(
       episode=episode,
@@ -93,7 +93,7 @@ def _of_talk(batch):
 
 
 def test_a_message_that_earned_nothing_earned_0():
-  """A task with episodes of its own may pay some messages only."""
+  """A task with its own episodes may reward some messages only."""
   found = [_of_talk(_talk((1.0, -1.0, nothing, nothing), [0.0, 0.0])) for nothing in (None, 0.0)]
   for some, every in zip(*map(dataclasses.astuple, found), strict=True):
     np.testing.assert_array_equal(some, every)

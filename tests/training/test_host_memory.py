@@ -1,4 +1,4 @@
-"""Memory that is freed is there for the next who asks, without the system."""
+"""Checks that freed memory is reused without the operating system."""
 
 from __future__ import annotations
 

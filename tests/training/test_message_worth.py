@@ -1,4 +1,4 @@
-"""Gains of messages, against the model run on prompts written by hand."""
+"""Compares gains of messages with the model run on prompts written by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENIZER = scripted_teams.byte_tokenizer()
 
 
 class _Gold(scripted_teams.Echo):
-  """Accepts two spellings."""
+  """Accepts two spellings of an answer."""
 
   def gold_messages(self, question):
     return ('', '12'), ('is ', 'twelve')
@@ -45,7 +45,7 @@ def _begun(config):
 
 
 def _measured(said, name='leave_one_out', topology='star', value=None, **team):
-  """Gains where the value of a prompt is `value(prompt, answer)`, nats."""
+  """Returns rollout, gains and scoring calls; `value(prompt, answer)` is in nats."""
   team = scripted_teams.team(topology, max_message_tokens=40, **team)
   policy = ScriptedPolicy(lambda turn: said[turn.sample][turn.agent], TOKENIZER)
   task, questions = _Gold(), scripted_teams.questions(1)
@@ -67,7 +67,7 @@ def _measured(said, name='leave_one_out', topology='star', value=None, **team):
 
 
 def _told(prompt, answer):
-  """Both relevant words are needed for all of the value; each form has half of the probability."""
+  """Returns the value of a prompt by its words, equal for both spellings of the answer."""
   del answer
   return -10.0 + 4 * ('alpha' in prompt) + 5 * ('beta' in prompt) + 1 * ('delta' in prompt)
 
@@ -127,7 +127,7 @@ def test_segments_are_differences_of_values_that_end_in_the_score():
   assert total == pytest.approx(batch.task_scores[0] - value(''))
 
 
-def test_who_is_not_read_has_no_gain():
+def test_unread_messages_have_no_gain():
   """In a chain the answering agent reads its predecessor alone."""
   batch, found, _ = _measured([('alpha', 'beta', '12')], topology='chain', value=_told)
   measured = {m.agent for m, g in zip(batch.messages, found.gain, strict=True) if not np.isnan(g)}
@@ -161,7 +161,7 @@ def test_replays_grade_answers_that_are_sampled_anew():
 
 @pytest.mark.parametrize('name', [*attribution.ATTRIBUTIONS, 'hint'])
 def test_of_a_real_rollout(name):
-  """Values are the model's own, and an unread note has the worth of nothing."""
+  """Checks values by the model, and that an unread note has worth 0."""
   others = {'leave_one_out': 'worth', 'segment': 'spo_segment', 'hint': 'hill'}
   fields = {'advantage__name': others.get(name, name), 'advantage__costs': 'inside'}
   if name == 'hint':
@@ -226,7 +226,7 @@ def test_a_step_learns_from_gains(name, options):
 
 
 def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeypatch):
-  """Its log-probabilities are those of the rollout's policy: the first ratio is 1."""
+  """The old log-probs are of the rollout's policy: the first ratio is 1."""
   config = micro_run.changed(algorithm='worth', steps=2, rollout__temperature=0.7)
   config['advantage']['options'] = {'imitation': 1.0}
   with pytest.raises(ValueError, match=r'imitation=1\.0: .*leaves the wording'):
@@ -250,7 +250,7 @@ def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeyp
 
 
 def evaluated(setup, params):
-  """The record and the episodes of an evaluation of four questions."""
+  """Returns the record and the episodes of an evaluation of four questions."""
   scorer = setup_lib.make_scorer(setup)
   return run_evaluations.evaluate(setup, scorer, params, label='trained', step=0, count=4)
 
@@ -332,7 +332,7 @@ def test_the_warning_names_options_that_there_are():
 
 @pytest.mark.parametrize('cost', ['money', 'tokens'])
 def test_silence_costs_what_a_silent_message_costs(cost):
-  """Under 'money' it pays for its prompt, which is no part of what a note must gain."""
+  """With 'money' silence is charged for its prompt, which a note need not gain."""
   config = micro_run.changed(
     algorithm='worth',
     reward__cost=cost,

@@ -24,7 +24,7 @@ STEPS = 5
 
 
 def config(**values):
-  """Kuhn poker in seconds; `a__b` is field `a.b`."""
+  """Returns a small config of Kuhn poker; `a__b` is field `a.b`."""
   small = {
     'steps': STEPS,
     'rollout.group_size': 4,
@@ -108,7 +108,7 @@ def test_the_pool_takes_a_copy_every_n_steps_and_forgets_the_oldest(setup):
 
 @pytest.fixture(scope='module')
 def played(setup):
-  """A rollout against an opponent with weights of its own, which writes other moves."""
+  """Returns a rollout against an opponent with other weights, which writes other moves."""
   state = setup_lib.init_state(setup, setup.params)
   other = {k: v + 0.1 * np.sign(np.sin(np.arange(v.size).reshape(v.shape)))
            for k, v in state.trainable.items()}  # fmt: skip
@@ -168,7 +168,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_resumed_run_meets_the_same_opponents(tmp_path, whole):
-  """Stopped after each step that matters: with one copy in the pool, and with two."""
+  """Stops a run with one copy in the pool, and with two."""
   for steps in (1, 3, STEPS):
     loop.train(config(advantage__name='rae', steps=steps), tmp_path)
   metrics = [run_comparison.records(folder, 'metrics.jsonl') for folder in (tmp_path, whole)]
@@ -202,7 +202,7 @@ def test_transcripts_name_sides_and_opponents(whole):
 
 @pytest.mark.slow
 def test_frozen_opponents_are_the_newest_checkpoint_of_another_run(tmp_path, whole):
-  """And stay in the checkpoint: the other run may be gone when the run is resumed."""
+  """Opponents are saved in the checkpoint, as the other run may be deleted before a resume."""
   frozen = tmp_path / 'other'
   frozen.symlink_to(whole)
   given = config(rollout__opponents=f'frozen:{frozen}', sft__steps=0)
@@ -263,7 +263,7 @@ def test_a_missing_opponent_is_named_before_a_model_is_loaded(tmp_path):
 
 
 def test_all_processes_take_the_opponents_that_the_first_one_finds(tmp_path, monkeypatch):
-  """In a run of the home folder that has saved meanwhile."""
+  """The opponents' run is in the home folder, and saves meanwhile."""
   monkeypatch.setenv('HOME', str(tmp_path))
   given = config_lib.resolve(config(rollout__opponents='frozen:~/other'))
   saves = Checkpoints(tmp_path / 'other' / 'checkpoints', given, keep=2)

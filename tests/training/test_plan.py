@@ -1,4 +1,4 @@
-"""What a plan counts is what a run allocates, and what cannot fit is refused in time."""
+"""Checks that the plan counts what a run allocates, and refuses what cannot fit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_pool_and_cache_are_those_of_the_sampler(setup):
 
 
 def test_a_rollout_reads_no_more_prompts_than_planned(setup):
-  """And nearly as many as in its first layer, where prompts do not depend on messages."""
+  """The first layer, whose prompts are fixed, reads nearly as many as planned."""
   config = setup.config.rollout
   questions = list(setup.questions[: config.questions])
   prompts = [
@@ -97,7 +97,7 @@ def test_a_rollout_reads_no_more_prompts_than_planned(setup):
 
 
 def test_a_run_has_room_for_its_own_evaluations():
-  """Which hold more conversations than a rollout; no more of them than there are questions."""
+  """Evaluations have larger batches than rollouts, at most the number of questions."""
 
   def planned(training=True, **fields):
     fields = {'evaluation__batch_questions': 32, **fields}
@@ -130,7 +130,7 @@ def test_processes_that_cut_parameters_hold_a_whole_copy_while_they_sample(monke
 @pytest.mark.parametrize('attention', ['reference', 'blockwise'])
 @pytest.mark.parametrize('remat', [False, True])
 def test_temporaries_are_near_those_of_this_machines_compiler(remat, attention):
-  """Which is not the one they are fitted to: within a factor of two."""
+  """The fit is of another compiler; it must be right within a factor of two."""
   rows, length = 8, 512
   config = micro_run.changed(
     model__remat=remat,
@@ -284,7 +284,7 @@ def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
 
 
 def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):
-  """Counted by hand: two steps of two questions, twice two of sft, evaluations of four."""
+  """Counts by hand: two steps of two questions, twice two of SFT, evaluations of four."""
   monkeypatch.setattr(costs, 'measured_rate', lambda dtype: 1e6)
   config = micro_run.changed(steps=2, evaluation__every=1, sft__questions=2)
   loop.print_plan(config, whole=True)

@@ -1,4 +1,4 @@
-"""The longest prompt of a run is found before it, wherever in the training split it stands."""
+"""Checks that a run's longest prompt is found before it, anywhere in the split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_gspo.types import Question
 
 
 class _Texts(Task):
-  """A task of given training questions."""
+  """Has the given training questions."""
 
   name = 'texts'
 
@@ -26,7 +26,7 @@ class _Texts(Task):
     return self._questions if split == 'train' else self._questions[:4]
 
   def score(self, question, answer_text):
-    """Nothing is graded here."""
+    """Grades nothing."""
     return 0.0
 
 
@@ -78,7 +78,7 @@ def test_questions_of_sft_alone_are_read_too(split):
     _check(changed(' '.join([question.text] * 9)), tokenizer, 64)
 
 
-def test_of_the_told_words_those_of_most_tokens_count():
+def test_the_longest_told_words_count():
   def longest(*words):
     told = {'budget__mode': 'conditioned', 'budget__told_words': words}
     opening = {'team__roles__informant__opening': '{price} {question} note : {note}'}
@@ -89,8 +89,8 @@ def test_of_the_told_words_those_of_most_tokens_count():
   assert longest('extraordinarily', 'a b c d') == longest('extraordinarily', 'a') + 3
 
 
-def test_of_a_split_without_end_some_are_looked_at():
-  """Generated questions are made as they are asked for."""
+def test_a_sample_of_an_endless_split_is_checked():
+  """Generated questions are made on demand."""
   parts = config_lib.check(micro_run.changed(sft__steps=0))
   asked = []
 
@@ -117,7 +117,7 @@ def test_of_a_split_without_end_some_are_looked_at():
 
 @pytest.mark.parametrize('counted', [True, False])
 def test_prompts_at_which_an_evaluation_scores_gold_answers_fit_a_row(counted):
-  """The answering agent's own model learns nothing, and its prompts are the longest."""
+  """The answering agent's model is frozen, and has the longest prompts."""
   config = micro_run.changed(sft__steps=0, evaluation__worth_questions=2 * counted)
   config['team']['roles']['solver'].update(
     model='hf:other', trains=False, system='the answer ' * 30

@@ -1,4 +1,4 @@
-"""Losses of messages under the reference policy, against the model run on each message alone."""
+"""Compares the reference policy's NLL of messages with separate model calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_highest_mean_loss_of_what_was_said(adapted):
   found = _of_episodes(config, state, reference)
   losses = [_loss(nested(base), m) for m in _messages()]
   np.testing.assert_allclose(found[:2], [max(losses[:2]), losses[3]], rtol=1e-5)
-  assert np.isposinf(found[2])  # nobody spoke
+  assert np.isposinf(found[2])  # all were silent
 
 
 def test_each_author_is_read_by_its_own_reference():

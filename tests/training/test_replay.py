@@ -1,4 +1,4 @@
-"""Remembered episodes: who borrows which, with what ratio; metrics without them; exact resume."""
+"""Tests replayed episodes: choice, ratios, metrics, exact resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _options(**values) -> RolloutOptions:
 
 
 def _rollout(scores: dict[str, list[int]], version: int) -> RolloutBatch:
-  """Groups by question; each episode is one message, whose ids say who wrote it when."""
+  """Returns groups by question; the ids of each one-message episode name author and step."""
   episodes = [(q, i, score) for q, group in scores.items() for i, score in enumerate(group)]
   questions, empty = list(scores), np.zeros(0, np.int32)
   rollout = batches.from_messages(
@@ -51,7 +51,7 @@ def _rollout(scores: dict[str, list[int]], version: int) -> RolloutBatch:
 
 
 def _groups(batch: RolloutBatch) -> dict[str, list[tuple[int, ...]]]:
-  """The messages of each question that has any."""
+  """Returns the messages of each question that has any."""
   found: dict[str, list[tuple[int, ...]]] = {}
   for message, question in zip(batch.messages, batch.question.tolist(), strict=True):
     assert batch.episode_question[message.episode] == question
@@ -255,7 +255,7 @@ def test_a_killed_run_ends_bit_for_bit(tmp_path, ahead):
     ({'advantage__name': 'rae'}, r"rollout.replay=3 with advantage.name='rae'"),
   ],
 )
-def test_what_cannot_be_replayed_is_refused_before_a_model_is_loaded(values, message, monkeypatch):
+def test_unsupported_replay_is_refused_before_a_model_is_loaded(values, message, monkeypatch):
   monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
   with pytest.raises(ValueError, match=message):
     setup_lib.build(config_lib.check(micro_run.changed(rollout__replay=3, **values)))

@@ -1,4 +1,4 @@
-"""SFT of several models: each is taught what its own agents say, as if it were alone."""
+"""Checks that SFT of several models trains each as if it were alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def built(solver: str = '', trains: bool = False, **values) -> setup_lib.Setup:
 
 
 def taught(setup: setup_lib.Setup, folder, stop: int = 0):
-  """Parameters after SFT from the newest checkpoint, and the records of its steps."""
+  """Returns parameters after SFT from the newest checkpoint, and the records of its steps."""
   saves, interruption = Checkpoints(folder / 'sft', setup.config), Interruption()
 
   def meet():
@@ -159,7 +159,7 @@ def test_its_cache_tells_models_apart(permuted, tmp_path, monkeypatch):
   assert len({file, *scratch, overwritten, kept(f'hf:{folder}', trains=False)[1]}) == 5
 
 
-def test_a_word_that_a_model_cannot_be_taught_is_refused(tmp_path):
+def test_a_task_word_outside_a_models_vocabulary_is_refused(tmp_path):
   setup = built()
   words = [setup.tokenizer.decode([i]) for i in range(3, setup.tokenizer.vocab_size)]
   lacking = word_level([word for word in words if word != 'hello'])

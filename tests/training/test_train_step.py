@@ -1,7 +1,7 @@
-"""From a rollout to optimizer steps: every algorithm, the order of mini-batches, spans, resampling.
+"""Tests training steps: every algorithm, the order of mini-batches, spans, resampling.
 
-The model is replaced by arithmetic: what is tested is which message is trained when, and with
-what.
+The model is replaced by arithmetic: the tests check which message is trained when, and with which
+values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _config(**values):
 
 
 class _Policy:
-  """Random words, half of the messages silent; the answer is right every other time."""
+  """Writes random words or silence; every other answer is right."""
 
   def __init__(self, tokenizer, step):
     self.tokenizer, self.rng = tokenizer, np.random.default_rng(step)
@@ -88,7 +88,7 @@ def _setup(**values) -> setup_lib.Setup:
 
 
 class _Programs:
-  """Each optimizer step moves all log-probs of trained tokens by `move`."""
+  """Moves all log-probs of trained tokens by `move` in each optimizer step."""
 
   def __init__(self, move: float = 0.1):
     self.move, self.done, self.seen, self.scores = move, 0, [], 0
@@ -123,7 +123,7 @@ def _learner(setup, programs) -> Learner:
 
 
 def _step(programs, step: int = 0, **values):
-  """A step from the first state, of programs that remember what they were given."""
+  """Takes a step from the first state, with programs that record their inputs."""
   setup = _setup(**values)
   return train_step(setup, _learner(setup, programs), _state(setup, step), _Progress())
 
@@ -135,7 +135,7 @@ def _collected(**values):
 
 @pytest.mark.parametrize('score', ['vote', 'weighted_vote', 'consistency', 'collective_vote'])
 def test_without_labels_training_does_not_read_them(score):
-  """Without any right label no token, draw, price or advantage is another; transcripts have it."""
+  """Wrong labels change transcripts, but no token, draw, price or advantage."""
 
   alone = {'team__topology': 'debate', 'team__decision': 'majority'}
 
@@ -199,7 +199,7 @@ def test_each_question_has_a_price_of_its_own_which_is_told_and_charged():
   for message in batch.messages:
     price = prices[batch.episode_question[message.episode]]
     shown = tokenizer.decode(message.prompt_ids).split()[0]
-    assert shown == (price.words if message.agent < 2 else 'How')  # the solver is told nothing
+    assert shown == (price.words if message.agent < 2 else 'How')  # the solver sees no price
   result = _step(_Programs(), **TOLD)
   assert [q.terms for q in result.rollout.questions] == prices
   found = result.rollout
@@ -247,7 +247,7 @@ def test_every_algorithm_takes_a_step(algorithm):
 @pytest.mark.parametrize('name', ['gspo', 'sapo', 'dr_grpo'])
 @pytest.mark.parametrize('span', ['message', 'episode'])
 def test_objectives_fit_the_update(name, span):
-  """Traced, not compiled: shapes and options of the real update."""
+  """Traces, without compiling, the shapes and options of the real update."""
   fields = {'algorithm': name, 'objective__ratio_span': span}
   setup, seen = _setup(**fields), _Programs()
   model_config = model_presets.PRESETS['micro'].replace(vocab_size=30)
@@ -494,7 +494,7 @@ def test_what_resampling_drops_is_seen_by_the_price_and_by_the_choice_of_questio
 
 @pytest.mark.parametrize('name', ['uniform', 'spo'])
 def test_a_step_asks_no_question_twice(name, monkeypatch):
-  """It would be answered with the same noise again."""
+  """A repeated question would be sampled with the same noise."""
   setup = _setup(
     selection__name=name,
     selection__resample=3,
@@ -571,7 +571,7 @@ def test_a_step_in_which_every_message_is_dropped_updates_nothing_and_goes_on(fi
     assert any(name.startswith('policy/') for name in metrics) != dropped
     assert all(np.isfinite(value) for value in metrics.values())
     assert (no_update_warning(setup.config, metrics) is not None) == dropped
-    # All else goes on.
+    # All other metrics continue.
     assert int(state.step) == step + 1
     assert int(state.selection.drawn) == 4 * (step + 1)
     evidence = lambda s: float(s.selection.posterior.a.sum() + s.selection.posterior.b.sum())
@@ -604,7 +604,7 @@ def test_the_update_names_the_questions_of_a_loss_that_is_not_finite(field, valu
 
 
 def test_a_schedule_ends_with_the_run_where_agents_that_do_not_learn_take_turns():
-  """Of the two turns of a star one is the informants'; a mini-batch of it would train nobody."""
+  """In a star the informants' turn has no learner; its mini-batch would be empty."""
   programs = _Programs()
   values = {
     'model__lora_rank': 2,

@@ -1,4 +1,4 @@
-"""A save goes on in the background, with the state as it was when it was asked for."""
+"""Checks that a background save writes the state at the time of the call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent_gspo.workdir import checkpoints, disk, step_folders
 
 @pytest.fixture
 def held(monkeypatch):
-  """No array is written before this is set."""
+  """Yields an event; no array is written before it is set."""
   go_on, open_ = threading.Event(), tensorstore.open
 
   async def open_later(*arguments, **options):
@@ -64,7 +64,7 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path, held):
 
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason='writes to buffers from the host')
 def test_no_buffer_that_is_trained_is_read_later(tmp_path, held):
-  """Whatever JAX does about a donated buffer that somebody looks at."""
+  """Holds whatever JAX does with a donated buffer that is still referenced."""
   saver = small_checkpoints.open_(tmp_path)
   state = small_checkpoints.state(1.5, 1)
   saver.save(state)

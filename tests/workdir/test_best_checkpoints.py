@@ -1,4 +1,4 @@
-"""The best checkpoints stay beside the newest ones, and can be asked for."""
+"""Checks that the best checkpoints are kept beside the newest, and can be chosen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _evaluated(workdir: pathlib.Path, *lines: str) -> None:
 
 
 def _saved(workdir: pathlib.Path, steps, scores: dict[int, float], **keep) -> pathlib.Path:
-  """The checkpoints of a run that saves at each step and evaluates those that have a score."""
+  """Returns checkpoints of a run that saves each step and evaluates those with a score."""
   folder = workdir / 'checkpoints'
   saver = small_checkpoints.open_(folder, **keep)
   for step in steps:
@@ -111,7 +111,7 @@ def test_none_is_kept_unless_it_is_asked_for(tmp_path):
   assert step_folders.steps(_saved(tmp_path, range(1, 5), {1: 1.0}, keep=2)) == [3, 4]
 
 
-def test_one_is_chosen_by_name(tmp_path, capsys):
+def test_a_checkpoint_is_chosen_by_step_or_best(tmp_path, capsys):
   folder = _saved(tmp_path, range(1, 4), {1: 0.2, 2: 0.9}, keep=3)
   chosen = lambda which: checkpoints.chosen(folder, which).step
   assert (chosen(None), chosen('best'), chosen('1')) == (3, 2, 1)

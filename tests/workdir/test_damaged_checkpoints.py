@@ -1,4 +1,4 @@
-"""A damaged checkpoint costs the steps since the one before it, and nothing else."""
+"""Checks that a damaged checkpoint costs only the steps since the previous one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent_gspo.workdir import checkpoints, step_folders
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory) -> pathlib.Path:
-  """Steps 1 and 2; do not write there."""
+  """Saves steps 1 and 2; do not write there."""
   folder = tmp_path_factory.mktemp('saved') / 'checkpoints'
   checkpoints = small_checkpoints.open_(folder, keep=2)
   for step in (1, 2):
@@ -32,12 +32,12 @@ def saved(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def folder(saved, tmp_path) -> pathlib.Path:
-  """A copy of `saved`."""
+  """Copies `saved`."""
   return pathlib.Path(shutil.copytree(saved, tmp_path / 'checkpoints'))
 
 
 def assert_holds(checkpoints: checkpoints.Checkpoints, value: float, step: int) -> None:
-  """The newest intact checkpoint is this one, bit for bit."""
+  """Checks that the newest intact checkpoint is this one, bit for bit."""
   assert checkpoints.latest_step == step
   restored = checkpoints.restore(small_checkpoints.state(0.0))
   expected = small_checkpoints.state(value, step)
@@ -58,7 +58,7 @@ def test_a_run_goes_on_from_the_one_before(folder, name):
     checkpoints = small_checkpoints.open_(folder, keep=2)
   assert len(warned) == 1
   assert list(checkpoints.damaged) == [2]
-  assert sorted(p.name for p in folder.iterdir()) == ['1', '2']  # looking changes nothing
+  assert sorted(p.name for p in folder.iterdir()) == ['1', '2']  # reading changes nothing
   assert_holds(checkpoints, 1.5, 1)
   assert sorted(p.name for p in folder.iterdir()) == ['1', '2.damaged']
   checkpoints.save(small_checkpoints.state(7.5, 2))  # the same step again
@@ -80,7 +80,7 @@ def test_evaluation_and_export_take_the_one_before(folder, name):
 
 
 @pytest.mark.parametrize('open_', [small_checkpoints.open_, checkpoints.newest])
-def test_none_intact_is_one_error(folder, open_):
+def test_a_folder_without_an_intact_checkpoint_is_one_error(folder, open_):
   small_checkpoints.DAMAGES['metadata deleted'](folder / '1')
   small_checkpoints.DAMAGES['state flipped'](folder / '2')
   wrong = (

@@ -1,4 +1,4 @@
-"""A full disk ends a run with one line that says what is safe, and costs nothing else."""
+"""Checks that a full disk ends a run with one line and damages nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_other_files_name_themselves(tmp_path, write, name):
 
 
 def test_tensorboard_does_not_wait_for_a_disk_that_is_full(tmp_path):
-  """Its usual writer has a thread that dies of it; whoever adds an event then waits for ever."""
+  """The usual writer's thread dies on a full disk; later events would wait forever."""
   with contextlib.closing(writers.RunWriter(tmp_path)) as writer:
     writer.metrics(1, {'a': 1.0})
     (file,) = (tmp_path / 'tensorboard').iterdir()

@@ -1,4 +1,4 @@
-"""Two processes never write to one folder, and a killed one leaves no lock behind."""
+"""Checks that no two processes write to one folder, and a kill leaves no lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with lock.hold(sys.argv[1]):
 
 @pytest.fixture
 def held(tmp_path):
-  """A folder that another process holds, and that process."""
+  """Yields a folder locked by another process, and that process."""
   folder = tmp_path / 'run'
   process = subprocess.Popen(
     [sys.executable, '-c', _HOLDER, str(folder)],
@@ -51,7 +51,7 @@ def test_a_folder_is_held_until_its_holder_is_gone(held):
   message = rf'run is in use by process {process.pid} on \S+: wait for it to end, stop it, or take'
   with pytest.raises(lock.FolderInUseError, match=message), lock.hold(folder):
     pass
-  process.kill()  # nothing that it could do about it
+  process.kill()  # without any cleanup
   process.wait()
   with lock.hold(folder):
     with pytest.raises(lock.FolderInUseError, match=f'process {os.getpid()} on'):

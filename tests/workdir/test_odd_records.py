@@ -1,4 +1,4 @@
-"""Whatever the files of a run hold, a report shows what can be shown and names the rest."""
+"""Checks that a report shows what it can of damaged records, and names the rest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _message(**fields) -> str:
   return _episode(messages=[MESSAGE, MESSAGE | fields])
 
 
-# What is odd -> (file, a line of it, the field that the warning names; None: it is shown).
+# Damage -> (file, its line, the field named in the warning; None: the line is shown).
 ODD = {
   'metrics: a list': (METRICS, '[1, 2]', 'no JSON object'),
   'metrics: half an object': (METRICS, '{"step": 3, "a', 'no JSON object'),
@@ -83,7 +83,7 @@ ODD = {
 
 
 def add_line(run: pathlib.Path, file: str, line: str) -> int:
-  """Puts a line last but one into a file of a run; `config.json` is replaced. Gives its number."""
+  """Inserts a line before a file's last one, or replaces `config.json`; returns its number."""
   if file == CONFIG:
     (run / file).write_text(line)
     return 1
@@ -99,7 +99,7 @@ def number_or_none(value) -> bool:
 
 
 def assert_showable(page: pathlib.Path) -> dict:
-  """The page is whole, and its data are what its scripts rely on."""
+  """Checks that the page is whole and that its data have the expected form."""
 
   def refuse(constant):
     raise AssertionError(f'{constant} is no JSON')
@@ -176,7 +176,7 @@ _LINES = {
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(data=st.data())
 def test_no_line_takes_a_report_down(tmp_path_factory, data):
-  """Of real lines, some values are replaced by anything, at any depth."""
+  """Replaces values of real lines by anything, at any depth."""
 
   def changed(value):
     if data.draw(st.integers(0, 7)) == 0:
@@ -214,7 +214,7 @@ def _without(run: pathlib.Path, *names: str) -> list[str]:
   return [str(run)]
 
 
-# What is odd about the command -> (its arguments for a run, what its one line of error holds).
+# Mistake -> (arguments of the command for a run, text of its one-line error).
 _REFUSED = {
   'no run': (lambda run: [str(run.parent / 'nowhere')], 'nowhere holds no run: give a folder'),
   'a file': (lambda run: [str(run / METRICS)], 'metrics.jsonl holds no run: give a folder'),
@@ -237,7 +237,7 @@ _TAKEN = {
 
 @pytest.fixture
 def command(monkeypatch):
-  """Runs launch/report.py here and gives its exit status."""
+  """Returns a function that runs launch/report.py here and returns its exit status."""
   import agent_gspo.apps.commands.report
 
   monkeypatch.setattr(warnings, 'formatwarning', warnings.formatwarning)

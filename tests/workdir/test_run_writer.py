@@ -1,4 +1,4 @@
-"""What a run writes down, and what is left of it after a kill."""
+"""Tests the records of a run, and what is left of them after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teams that travel: an export answers as its run does, wherever it lies."""
+"""Tests exported teams: they answer as their run does, in any folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agent_gspo.workdir import json_lines
 
 @functools.cache
 def moved() -> pathlib.Path:
-  """A micro run's export, moved after it was written."""
+  """Exports a micro run and moves the folder."""
   out, place = micro_run.folder() / 'written', micro_run.folder() / 'moved'
   done = micro_run.run(
     micro_run.command('export', f'--workdir={micro_run.finished()}', f'--out={out}')
@@ -44,7 +44,7 @@ def moved() -> pathlib.Path:
 
 
 def team(workdir) -> team_of_run.TeamOfRun:
-  """The team that `ask --workdir` finds."""
+  """Returns the team that `ask --workdir` finds."""
   holder = lambda value: types.SimpleNamespace(value=value)
   checkpoint = command.CheckpointFlags(holder(str(workdir)), holder(None))
   return team_of_run.TeamOfRun(team_of_run.Flags(holder(None), checkpoint))
@@ -83,7 +83,7 @@ def test_an_export_answers_as_its_run():
 
 
 def test_the_command_evaluates_an_export(tmp_path):
-  """Its `team.json` is a config, whose fields flags may set."""
+  """Uses `team.json` as a config, whose fields flags may set."""
   done = micro_run.run(
     micro_run.command(
       'evaluate',
@@ -126,7 +126,7 @@ def test_an_export_has_one_step_and_one_model():
 
 
 def test_an_export_has_the_adapters_of_its_agents():
-  """Under 'mix', `policy.frozen` tells which agent has which."""
+  """With 'mix' `policy.frozen` determines each agent's adapter."""
   values = dict(policy__sharing='mix', model__lora_rank=2, model__source='hf:base')
   saved, other = (
     config_lib.check(micro_run.changed(**values, policy__frozen=frozen), training=False).config

@@ -1,4 +1,4 @@
-"""The HTML report: its data, its form, and who read whom."""
+"""Tests the HTML report: its data, its form, and the graph of readers."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_served_report_follows_its_files(tmp_path):
 
 
 def edges(tokens):
-  """Of a team in which `holder` said this much to `solver`."""
+  """Returns the edges of a team in which `holder` wrote so many tokens to `solver`."""
   one = {'author': 'holder', 'reader': 'solver', 'turns': 2, 'said': 1, 'told': 1}
   return [{**one, 'tokens': tokens}]
 
@@ -303,7 +303,7 @@ needs_browser = pytest.mark.skipif(browser() is None, reason='no Chromium to dra
 
 
 def draw(page) -> str:
-  """The page as a browser has it once its scripts have run; they must not complain."""
+  """Returns the page after its scripts have run without errors."""
   drawn, complaints = draw_with_complaints(page)
   assert 'CONSOLE' not in complaints
   return drawn
@@ -314,7 +314,7 @@ def draw_with_complaints(page) -> tuple[str, str]:
 
 
 def browse(address, profile, seconds=2) -> tuple[str, str]:
-  """The page at an address as a browser has it after some seconds, and what it complains of."""
+  """Returns the page at an address after some seconds, and the browser's errors."""
   done = subprocess.run(
     [
       browser(),
@@ -337,7 +337,7 @@ def browse(address, profile, seconds=2) -> tuple[str, str]:
 
 
 def shown(page) -> str:
-  """The elements that a browser has drawn, without the scripts that drew them."""
+  """Returns the drawn elements, without scripts."""
   return without_scripts(draw(page))
 
 
@@ -346,7 +346,7 @@ def without_scripts(drawn: str) -> str:
 
 
 def part(drawn: str, start: str, end: str) -> str:
-  """What a page holds between the only place of a text and the next one of another."""
+  """Returns the part of a page between one text, which must be unique, and another."""
   assert drawn.count(start) == 1
   return drawn.partition(start)[2].partition(end)[0]
 
@@ -372,7 +372,7 @@ def test_searching_transcripts(tmp_path, typed, found):
 
 
 def drawn_after(page, action) -> str:
-  """The page, drawn after a script that runs once it has loaded."""
+  """Returns the page after a script that runs once it has loaded."""
   text = page.read_text(encoding='utf-8')
   script = f"<script>addEventListener('load', () => {{ {action} }})</script>"
   page.write_text(text.replace('</body>', script + '</body>'), encoding='utf-8')
@@ -380,7 +380,7 @@ def drawn_after(page, action) -> str:
 
 
 def paired_run(workdir):
-  """A run with two questions before and after training; the second costs more."""
+  """Writes a run with two questions before and after training; the second costs more."""
   long = [m | {'written': 90, 'worth': 2.0} for m in episode(2)['messages']]
   told = {
     'before': episode(1) | {'step': 0, 'label': 'untrained'},
@@ -619,7 +619,7 @@ def test_a_tooltip_shows_what_was_measured_under_its_name(tmp_path, count, smoot
 
 @needs_browser
 def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
-  # Of some sorts of note an agent may have held none, and then there is no rate.
+  # An agent without notes of a kind has no rate for them.
   rates = {'ann': (0.25, None), 'bob': (None, 0.5), 'cy': (0.75, 0.125), 'solver': (None, None)}
   keys = ('silence_rate_relevant', 'silence_rate_irrelevant')
   agents = [{'name': name, **dict(zip(keys, known, strict=True))} for name, known in rates.items()]
@@ -649,7 +649,7 @@ def test_a_section_that_fails_leaves_the_others(tmp_path):
 
 
 def told_run(workdir):
-  """Of a team that is told prices, as training writes it; twice, for it was trained longer."""
+  """Writes a run with prices in prompts, evaluated at two steps."""
   with contextlib.closing(writers.RunWriter(workdir)) as writer:
     told = {0.002: (61.0, 0.5), 0: (64.0, 0.75), 0.01: (20.0, 0.25)}
     for label, accuracy in (('constant answer', 0.1), ('single agent', 0.4), ('untrained', 0.2)):

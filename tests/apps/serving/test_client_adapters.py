@@ -1,4 +1,4 @@
-"""Adapters learn from a client's data by its loss, as numpy and one undivided batch would."""
+"""Compares training of a client's adapters with numpy and with one undivided batch."""
 
 from __future__ import annotations
 

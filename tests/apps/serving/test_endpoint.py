@@ -1,4 +1,4 @@
-"""Teams that speak through an endpoint: our own, and one that fails."""
+"""Tests teams behind an endpoint: our own server, and one that fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = scripted_teams.team('single', opening='{question}', cue='', max_message_to
 
 
 class Debate(Served):
-  """Three agents that answer with the number of words, two of them silent at even ones."""
+  """Answers with the number of words; two of three agents are silent at even numbers."""
 
   def say(self, turn):
     words = turn.question.text.count('more')
@@ -85,7 +85,7 @@ def test_an_agent_reads_its_own_replies_as_text_between_separators(monkeypatch):
 
 @pytest.fixture
 def flaky():
-  """Turns each request away once, and cuts its reply off."""
+  """Yields an endpoint that rejects each request once and cuts off its reply."""
   seen = set()
 
   def answer(text):
@@ -115,12 +115,12 @@ def test_what_is_turned_away_is_asked_again_and_usage_is_what_counts(flaky):
     (0, 4, [6, 6, 6]),
     (18, 4, [6, 6, 6]),
     (13, 4, [6, 6, 5]),
-    (0, 20, [6, 6, 6]),  # it does not keep to its cap, which is not the next agent's fault
+    (0, 20, [6, 6, 6]),  # a reply beyond its cap leaves the next agent's
     (18, 20, [6, 6]),  # none of the episode's is left
   ],
 )
 def test_caps_count_the_tokens_of_the_endpoint(monkeypatch, cap, written, limits):
-  """Where our tokenizer has many more for the same text."""
+  """Our tokenizer has many more tokens for the same text."""
   asked = []
 
   async def reply(self, path, fields, read):
@@ -148,7 +148,7 @@ def test_partial_failure_is_told(flaky):
     rollout(ONE, scripted_teams.Echo(), TOKENIZER, asked, 1, policy(flaky))
 
 
-def test_nobody_answers():
+def test_an_unreachable_endpoint_is_an_error():
   with pytest.raises(endpoint.EndpointError, match=r'5 of 5 requests .*APIConnectionError'):
     rollout(
       ONE,

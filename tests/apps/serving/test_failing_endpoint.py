@@ -1,4 +1,4 @@
-"""Endpoints that withhold, miscount, drip, echo or end: what client and harness make of it."""
+"""Tests client and harness on endpoints that withhold, miscount, drip, echo or end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def policy(url: str, **options) -> endpoint.EndpointPolicy:
 
 
 def asked(speaker: endpoint.EndpointPolicy, text: str = 'How many?'):
-  """The message that an endpoint gives for a question."""
+  """Returns the message of an endpoint for a question."""
   question = Question('q', text, '3')
   return rollout(ONE, scripted_teams.Echo(), TOKENIZER, [question], 1, speaker).messages[0]
 
@@ -76,7 +76,7 @@ def test_empty_text_that_ended_by_itself_is_silence():
     (reply('It is', 'error'), "finish_reason 'error'"),
   ],
 )
-def test_what_was_withheld_is_no_silence(found, named):
+def test_a_withheld_reply_is_not_silence(found, named):
   with pytest.raises(endpoint.RefusedError, match=named):
     said(found)
 
@@ -95,7 +95,7 @@ def test_a_page_in_place_of_a_reply_is_asked_for_again():
     assert len(prompts) == 3
 
 
-# What is no reply
+# Malformed replies
 
 
 def _reset(connection: socket.socket) -> None:
@@ -144,7 +144,7 @@ _PAGES = (b'', b'<html>busy</html>', b'[' * 99999, b'\xff\xfe', b'1' * 9999, KEY
     *(pytest.param(sends(http(x, Content_Type='text/html')), id=repr(x[:9])) for x in _PAGES),
   ],
 )
-def test_what_is_no_reply_is_a_short_error_in_time(wire):
+def test_malformed_replies_end_in_a_short_error_in_time(wire):
   start = time.monotonic()
   with pytest.raises(endpoint.EndpointError) as told:
     asked(policy(serve(lambda prompt: wire), timeout_s=0.5, deadline_s=1.0, api_key=KEY))
@@ -172,7 +172,7 @@ def test_a_reply_may_come_in_other_forms(data):
 
 @pytest.mark.parametrize('field', ['prompt_tokens', 'completion_tokens'])
 @pytest.mark.parametrize('count', [-4, 2**40, 0, True, '10', 10.5, None, 1e30, float('nan'), 2**31])
-def test_counts_that_cannot_be(field, count):
+def test_impossible_token_counts_are_refused(field, count):
   found = reply()
   found['usage'][field] = count
   with pytest.raises(
@@ -268,7 +268,7 @@ def test_a_key_that_no_header_holds(key):
 
 
 class _Task(scripted_teams.Echo):
-  """Twenty questions."""
+  """Has twenty questions."""
 
   def questions(self, split):
     return [Question(f'q{i}', f'number {i:02}?', '3') for i in range(20)]

@@ -1,4 +1,4 @@
-"""Clients that mean no good, or are gone: other pages, endless bodies, abandoned requests."""
+"""Tests the server on other pages' requests, endless bodies and abandoned requests."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _connected(address: str, sent: bytes = b'') -> Iterator[socket.socket]:
 
 
 def _posts(body: bytes) -> bytes:
-  """A whole request as it is sent."""
+  """Returns a whole request as bytes."""
   return HEAD + f'Content-Length: {len(body)}\r\n\r\n'.encode() + body
 
 
 def _send(address, body=None, method='POST', path=PATH, **headers) -> http.client.HTTPResponse:
-  """The answer to a request; `headers` with _ for -, None for one that is left out."""
+  """Returns the response; `headers` with _ for -, None removes one."""
   named = {k.replace('_', '-'): v for k, v in {**_FRIENDLY, **headers}.items() if v is not None}
   connection = http.client.HTTPConnection('127.0.0.1', _port(address), timeout=10)
   connection.putrequest(method, path, skip_host='Host' in named, skip_accept_encoding=True)
@@ -61,7 +61,7 @@ _FRIENDLY = {'Content_Type': 'application/json'}
 
 
 def _message(answer: http.client.HTTPResponse, kind: str = 'invalid_request_error') -> str:
-  """What an error says; every one has the protocol's form."""
+  """Returns the text of an error, which must have the protocol's form."""
   assert answer.status >= 400
   assert answer.headers.get_content_type() == 'application/json'
   told = json.loads(answer.read())['error']
@@ -76,7 +76,7 @@ def _until(condition, seconds: float = 5.0) -> None:
     time.sleep(0.01)
 
 
-# Who may ask
+# Access
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def _until(condition, seconds: float = 5.0) -> None:
     ({'Content_Type': None}, 415),
   ],
 )
-def test_another_page_cannot_ask(served, address, headers, status):
+def test_requests_of_other_pages_are_refused(served, address, headers, status):
   answer = _send(address, _asks(), **headers)
   assert answer.status == status
   _message(answer)
   assert not served.questions
 
 
-def test_a_browser_that_asks_whether_another_page_may_is_told_no(address):
+def test_preflight_requests_of_other_pages_are_refused(address):
   answer = _send(
     address,
     method='OPTIONS',
@@ -120,7 +120,7 @@ def test_a_browser_that_asks_whether_another_page_may_is_told_no(address):
 
 
 @pytest.mark.parametrize('host', ['127.0.0.1', 'localhost', 'LOCALHOST:9', '[::1]', '127.0.0.2'])
-def test_the_page_of_the_server_can(served, address, host):
+def test_the_servers_own_page_may_ask(served, address, host):
   answer = _send(address, _asks(), Host=host, Origin=f'http://{host.lower()}')
   assert answer.status == 200
   assert len(served.questions) == 1
@@ -147,7 +147,7 @@ def test_a_server_that_listens_everywhere_is_called_by_any_address(served):
 @pytest.mark.parametrize(
   'given', [None, '', 'Bearer', 'Bearer ', 'Bearer secre', 'Bearer secrets', 'Basic secret', 'é']
 )
-def test_without_the_key_nothing_but_the_page_is_shown(served, given):
+def test_without_the_key_only_the_page_is_served(served, given):
   given = given and given.encode('latin-1')
   with serving(served, api_key='secret') as address:
     for method, path in (('POST', PATH), ('GET', '/team'), ('GET', '/v1/models'), ('GET', '/x')):
@@ -160,7 +160,7 @@ def test_without_the_key_nothing_but_the_page_is_shown(served, given):
     assert not served.questions
 
 
-def test_with_the_key_all_is(served):
+def test_the_key_gives_full_access(served):
   with serving(served, api_key='secret') as address:
     for given in ('Bearer secret', 'bearer secret'):
       assert _send(address, _asks(), Authorization=given).status == 200
@@ -168,7 +168,7 @@ def test_with_the_key_all_is(served):
 
 
 @pytest.mark.parametrize('address', ['10.1.2.3', '0.0.0.0', '::', 'fe80::1%eth0'])
-def test_whoever_lets_others_in_needs_a_key(address):
+def test_a_public_address_needs_a_key(address):
   with pytest.raises(ValueError, match='--host=here can be reached from elsewhere; --api_key must'):
     guard.check_key('', 'here', address)
   guard.check_key('secret', 'here', address)
@@ -182,7 +182,7 @@ def test_a_key_can_be_sent_in_a_header():
       guard.check_key(key, 'localhost', '127.0.0.1')
 
 
-# What is too much
+# Limits
 
 
 def test_a_large_body_is_refused_before_it_is_sent(served, address):
@@ -255,7 +255,7 @@ def test_every_refusal_has_the_form_of_the_protocol(address, method, path, statu
   assert path in _message(answer)
 
 
-# Who is gone
+# Disconnected clients
 
 
 @pytest.mark.parametrize('stream', [False, True])
@@ -269,7 +269,7 @@ def test_an_abandoned_conversation_ends_with_its_layer(served, address, stream):
   served.before = before
   with _connected(address, _posts(_asks('Gone?', stream=stream))):
     assert speaking.wait(5)
-  time.sleep(0.2)  # the server hears of it
+  time.sleep(0.2)  # the server notices
   going_on.set()
   assert _send(address, _asks('There?')).status == 200
   agents = [agent for question, agent in served.turns if question == 'Gone?']
@@ -289,14 +289,14 @@ def test_an_abandoned_stream_ends_within_a_message(served, address):
   served.between = between
   with _connected(address, _posts(_asks('Gone?', stream=True, notes=['a long note']))):
     assert writing.wait(5)
-  time.sleep(0.2)  # the server hears of it
+  time.sleep(0.2)  # the server notices
   going_on.set()
   assert _send(address, _asks('There?')).status == 200
   assert len(told) == 4
 
 
 @pytest.mark.parametrize('stream', [False, True])
-def test_who_is_gone_before_its_turn_is_not_asked(served, address, stream):
+def test_a_disconnected_client_is_dropped_from_the_queue(served, address, stream):
   going_on = threading.Event()
   served.before = lambda turn: going_on.wait(10)
   with _connected(address, _posts(_asks('First?'))) as first:
@@ -312,7 +312,7 @@ def test_who_is_gone_before_its_turn_is_not_asked(served, address, stream):
 
 
 def test_the_server_ends_whoever_still_sends(tmp_path):
-  """The signal comes with a body, a head and a connection that are not finished."""
+  """Sends the signal while a body, a head and a connection are unfinished."""
   file = tmp_path / 'port'
   command = [sys.executable, served_team.__file__, str(file)]
   with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Prompts that wait are continued by one call of the sampler, as each would be alone."""
+"""Tests that queued prompts share one sampler call, each continued as if alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A team behind the endpoint, driven by OpenAI's own client; a script speaks for the agents."""
+"""Tests the server of a scripted team with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_content_in_parts(served, client):
   assert served.questions[0].text == 'How many?'
 
 
-def test_what_goes_wrong_is_told(served, client):
+def test_errors_reach_the_client(served, client):
   with pytest.raises(openai.NotFoundError, match="'gpt' is not served; 'team' is"):
     client.chat.completions.create(model='gpt', messages=USER)
   with pytest.raises(openai.BadRequestError, match='4 notes for 3 agents') as caught:
@@ -152,7 +152,7 @@ def test_what_goes_wrong_is_told(served, client):
 
 
 @pytest.mark.parametrize('fault', [RuntimeError('no memory'), StopIteration(), SystemExit(0)])
-def test_a_fault_of_the_server_is_told_as_one(served, client, fault):
+def test_a_server_error_is_reported_as_one(served, client, fault):
   served.fails = fault
   with pytest.raises(openai.InternalServerError, match=type(fault).__name__) as caught:
     client.chat.completions.create(model='team', messages=USER)
@@ -303,7 +303,7 @@ def test_no_error_sends_a_long_request_back(address, fields):
 
 
 def _refusal(address: str, body: bytes) -> tuple[str, int]:
-  """Message and status of a refused body."""
+  """Returns message and status of a refused body."""
   request = urllib.request.Request(
     f'{address}/v1/chat/completions', body, {'Content-Type': 'application/json'}
   )

@@ -1,4 +1,4 @@
-"""The public `tinker` client trains and samples through the server, as its own example does."""
+"""Tests training and sampling through the server with the public `tinker` client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT, ANSWER = [5, 6, 7], [9, 3, 9, 4]
 
 
 class _Model(Served):
-  """A team whose model can be adapted."""
+  """Serves a team whose model can be adapted."""
 
   def __init__(self):
     super().__init__()
@@ -52,7 +52,7 @@ def _datum(**inputs):
 
 
 def _taught(service, steps: int = 40):
-  """The example in the docstring of `TrainingClient`, with data and more steps."""
+  """Trains as in the docstring of `TrainingClient`, with data and more steps."""
   training = service.create_lora_training_client(base_model='team', rank=8, seed=0).result()
   losses = []
   for _ in range(steps):
@@ -186,7 +186,7 @@ def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
     (lambda t: t.save_state('../../x'), r'path=.* must be tinker://'),
   ],
 )
-def test_what_cannot_be_done_is_said(service, ask, error):
+def test_unsupported_training_requests_are_refused(service, ask, error):
   training = service.create_lora_training_client(base_model='team', rank=1).result()
   with pytest.raises((tinker.BadRequestError, tinker.RequestFailedError), match=error):
     ask(training).result()
@@ -209,7 +209,7 @@ def test_sampling_that_is_not_offered_is_refused(service, params, error):
 
 
 @pytest.mark.parametrize('params', [{'stop': [True]}, {'stop': [3, True]}, {'max_tokens': True}])
-def test_true_is_no_number(folder, params):
+def test_booleans_are_not_numbers(folder, params):
   with serving(_Model(), tinker=str(folder)) as address:
     body = {'prompt': {'chunks': [{'type': 'encoded_text', 'tokens': PROMPT}]}}
     body |= {'sampling_session_id': 'any', 'seq_id': 0, 'sampling_params': params}
