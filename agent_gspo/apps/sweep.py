@@ -227,24 +227,25 @@ def _lines(arguments: Sequence[str]) -> str:
 
 
 def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
-  """Returns a record for each setting with a finished run: fields, seeds, measures by seed."""
+  """Returns a record for each setting: fields, seeds of its finished runs, measures by seed."""
   by_setting: dict[str, list[Point]] = {}
   for point in done:
-    if point.result is not None:
-      by_setting.setdefault(point.setting.name, []).append(point)
-  return [
-    {
-      'name': name,
-      'fields': dict(members[0].setting.fields),
-      'seeds': [point.seed for point in members],
-      'planned': sum(point.setting.name == name for point in done),
-      'workdirs': [point.workdir.name for point in members],
-      'differing': _differing(members),
-      'untrained': _measures(members, 'untrained'),
-      'trained': _measures(members, 'trained'),
-    }
-    for name, members in by_setting.items()
-  ]
+    by_setting.setdefault(point.setting.name, []).append(point)
+  return [_record(points) for points in by_setting.values()]
+
+
+def _record(planned: Sequence[Point]) -> dict[str, Any]:
+  members = [point for point in planned if point.result is not None]
+  return {
+    'name': planned[0].setting.name,
+    'fields': dict(planned[0].setting.fields),
+    'seeds': [point.seed for point in members],
+    'planned': len(planned),
+    'workdirs': [point.workdir.name for point in members],
+    'differing': _differing(members),
+    'untrained': _measures(members, 'untrained'),
+    'trained': _measures(members, 'trained'),
+  }
 
 
 def _differing(members: Sequence[Point]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from agent_gspo.values import is_text, shown
 
 _BYTE_ORDER_MARK = '\ufeff'  # some editors begin a file with it
 # Fields of a line, those of a task's own questions; gold answers and the like are not used.
-_FIELDS = r'notes|documents|relevant|split|id|(note|relevant)\d+'
 
 
 def ask(
@@ -83,7 +81,7 @@ def asked(
   text, *notes = (given.lstrip(_BYTE_ORDER_MARK) for given in (text, *notes))
   if broken := [given for given in (text, *notes, *documents) if not is_text(given)]:
     raise ValueError(
-      f'{shown(broken[0])} has half a surrogate pair, which is not valid Unicode; leave it out.'
+      f'{shown(broken[0])} has half a surrogate pair, which is invalid Unicode; leave it out.'
     )
   if not text.strip():
     raise ValueError('the question is empty; write what all agents should read.')
@@ -169,10 +167,10 @@ def _of_fields(
   terms: Terms | None,
   names: tuple[str, str],
 ) -> Question:
-  unknown = [x for x in fields if x not in names and not re.fullmatch(_FIELDS, x)]
-  if unknown:
-    raise ValueError(f'field {shown(unknown[0])} is unknown; leave it out.')
-  text, notes = fields.get(names[0], ''), own_questions.notes(fields)
+  own_questions.check_names(fields, names)
+  if names[0] not in fields:
+    raise ValueError(f'there is no field {names[0]!r}, only {shown(sorted(fields))}.')
+  text, notes = fields[names[0]], own_questions.notes(fields)
   documents = fields.get('documents') or []
   lists = [[text], notes, documents]
   if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):

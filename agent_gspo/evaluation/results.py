@@ -6,6 +6,7 @@ An interrupted evaluation resumes from its records, so figures must not need oth
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -175,7 +176,8 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
 
   Returns:
     `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure, and
-    `needed`: questions that would show this difference with a probability of 80 %, None if 0.
+    `needed`: questions that would show this difference with a probability of 80 %, None if 0. One
+    question has neither interval nor `needed`.
 
   Raises:
     ValueError: The questions or their gold answers are not the same, or there are none.
@@ -200,18 +202,20 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
   rows = []
   for name, measure in measures.items():
     ours, theirs = measure(first), measure(second)
-    mean, low, high = statistics.paired_bootstrap(ours, theirs)
     gaps = ours - theirs
-    seen = abs(mean) > 0 and len(gaps) > 1
+    mean, low, high = statistics.paired_bootstrap(ours, theirs)
+    several = len(gaps) > 1  # one question has no interval
+    if math.isclose(ours.mean(), theirs.mean(), rel_tol=1e-9):  # thirds do not sum exactly
+      mean = 0.0
     rows.append(
       {
         'measure': name,
         'a': float(ours.mean()),
         'b': float(theirs.mean()),
         'difference': mean,
-        'difference_low': low,
-        'difference_high': high,
-        'needed': statistics.questions_to_see(abs(mean), gaps) if seen else None,
+        'difference_low': low if several else None,
+        'difference_high': high if several else None,
+        'needed': statistics.questions_to_see(abs(mean), gaps) if mean and several else None,
       }
     )
   return rows

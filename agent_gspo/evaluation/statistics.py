@@ -91,7 +91,7 @@ def error_correlation(errors: np.ndarray) -> tuple[float | None, float | None]:
   """
   voters, covariance = errors.shape[1], np.cov(errors, rowvar=False, ddof=0)
   variance = float(np.trace(covariance)) / voters
-  if variance <= 0:
+  if variance <= 1e-18:  # equal fractions vary by rounding
     return None, None
   design = float(covariance.sum()) / variance / voters  # 1 + (K - 1) r
   return (design - 1) / (voters - 1), voters / design if design > 1e-9 else None

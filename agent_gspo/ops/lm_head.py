@@ -13,7 +13,7 @@ from agent_gspo.ops import soft_cap
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
-"""Maximum size of a chunk's float32 logits, bytes."""
+"""Size of a chunk's float32 logits, bytes; up to 8 % more, since chunks are whole tiles."""
 
 _LOWEST = float(np.finfo(np.float32).min)  # -inf times its weight of 0 would be NaN
 _CHUNKS = 4  # fewest chunks of at least _SMALL tokens: unused chunks are skipped

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+HIGHEST = 1e37
+"""Highest temperature: XLA rounds the inverse of a higher one to 0."""
+
 _BLOCKS = (256, 128, 64, 32, 16, 8)
 """Candidate block sizes: the first that divides the vocabulary; padding would copy all logits."""
 

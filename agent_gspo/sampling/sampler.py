@@ -324,9 +324,9 @@ class Sampler:
       state = dataclasses.replace(state, cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
-    if not 0 <= temperature <= float(np.finfo(np.float32).max):
+    if not 0 <= temperature <= categorical.HIGHEST:
       raise ValueError(
-        f'temperature={temperature} must be 0 (greedy) to 3e38; 1 is the model itself.'
+        f'temperature={temperature} must be 0 (greedy) to 1e37; 1 is the model itself.'
       )
     if limits.min() < 1 or limits.max() > self.max_new_tokens:
       raise ValueError(

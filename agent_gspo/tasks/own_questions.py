@@ -11,7 +11,7 @@ import os
 import pathlib
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_gspo import plugins
@@ -146,13 +146,10 @@ class OwnQuestions(base.Task):
   def _question(self, where: str, line: str, fields: Mapping[str, Any]) -> Question:
     text = functools.partial(_required, where, fields)
     dealt, documents = notes(fields), fields.get('documents') or []
-    absent = {'notes', 'relevant', 'documents'} - fields.keys()
-    for name in fields.keys() - {self.question, self.answer}:
-      plain = re.sub('[_ ]', '', name.lower())
-      is_column = re.fullmatch(r'(note|relevant)\d+', plain)
-      meant = [plain] if is_column else difflib.get_close_matches(plain, absent, 1, _MISSPELLED)
-      if meant and meant[0] != name:
-        raise ValueError(f'{where}: field {name!r} is not read; must be {meant[0]!r}. Rename it.')
+    try:
+      check_names(fields, (self.question, self.answer))
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}') from error
     for name, texts in (('notes', dealt), ('documents', documents)):
       if not isinstance(texts, list) or not all(map(is_text, texts)):
         raise ValueError(f'{where}: {name}={shown(texts)} must be a list of texts.')
@@ -257,6 +254,17 @@ def _required(where: str, fields: Mapping[str, Any], name: str) -> str:
       'has another name, set task.options.question or task.options.answer.'
     )
   return value.strip()
+
+
+def check_names(fields: Mapping[str, Any], known: Collection[str]) -> None:
+  """Raises ValueError if a field but those `known` is a misspelled one; others are not read."""
+  absent = {'notes', 'relevant', 'documents'} - fields.keys()
+  for name in fields.keys() - set(known):
+    plain = re.sub('[_ ]', '', name.lower())
+    is_column = re.fullmatch(r'(note|relevant)\d+', plain)
+    meant = [plain] if is_column else difflib.get_close_matches(plain, absent, 1, _MISSPELLED)
+    if meant and meant[0] != name:
+      raise ValueError(f'field {name!r} is not read; must be {meant[0]!r}. Rename it.')
 
 
 def notes(fields: Mapping[str, Any]) -> Any:

@@ -42,7 +42,8 @@ def check_placement(config: Config, placement: Placement) -> None:
 def check_routing(config: Config, model: ModelConfig) -> None:
   """Raises ValueError if there are no experts that `learner.replay_routing` could replay."""
   replayed, old = config.learner.replay_routing, config.learner.old_logprobs
-  engine, off = config.rollout.engine, "Set learner.replay_routing=''"
+  engine, again = config.rollout.engine, config.rollout.replay
+  off = "Set learner.replay_routing=''"
   where = f'learner.replay_routing={replayed!r} with'
   if not replayed:
     return
@@ -55,6 +56,8 @@ def check_routing(config: Config, model: ModelConfig) -> None:
     )
   if replayed == 'sampler' and engine:
     raise ValueError(f"{where} rollout.engine={engine!r}. {off} or rollout.engine=''.")
+  if replayed == 'sampler' and again:  # old and new messages share prompts, not their experts
+    raise ValueError(f'{where} rollout.replay={again!r}. {off} or rollout.replay=0.')
 
 
 def _check_added(config: Config, field: str) -> None:

@@ -104,7 +104,7 @@ def test_a_run_that_still_has_to_evaluate_has_not_ended(tmp_path, script):
   sweep.run_missing(todo, 'c.py', [], note=notes.append)
   # As after a kill behind the record of the trained team; or of an earlier version.
   (todo[0].workdir / 'done').unlink()
-  assert sweep.summary(todo) == []
+  assert [s['seeds'] for s in sweep.summary(todo)] == [[]]
   assert not sweep.run_missing(todo, 'c.py', [], note=notes.append)
   assert '0 of 1 runs have ended, 1 to go' == notes[-3]
   assert len((todo[0].workdir / 'calls').read_text().splitlines()) == 2
@@ -150,13 +150,15 @@ def test_an_interrupted_run_waits_for_what_becomes_of_the_sweep():
 def test_summary_and_table(tmp_path, script):
   todo = _points(tmp_path)
   sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
-  (free,) = sweep.summary(todo)  # the other one has failed
+  free, failed = sweep.summary(todo)
+  assert (failed['seeds'], failed['planned']) == ([], 2)
   assert free['seeds'] == [0, 1]
   assert free['trained']['task/accuracy'] == pytest.approx([0.9, 0.91])
-  header, _, _, row = sweep.table([free]).splitlines()
+  header, _, _, row, no_runs = sweep.table([free, failed]).splitlines()
   assert 'accuracy, %' in header
   assert 'silent, note relevant' not in header  # no run has said it
   assert header.endswith('| silent, note irrelevant, training split, % |')
+  assert no_runs == '| lambda_tok=0.5 (0 of 2 seeds) | - | - | - |'
   assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
 
 

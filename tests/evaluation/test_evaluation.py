@@ -449,6 +449,29 @@ def test_differences_are_paired_by_question():
     results.differences(a, b[1:])
 
 
+def test_a_tie_of_thirds_is_no_difference():
+  record = lambda i, sample, score: {
+    'question_id': f'q{i}',
+    'sample': sample,
+    'gold': '1',
+    'task_score': score,
+    'messages': [],
+  }
+  of = lambda *scores: [record(i, k, s) for i, row in enumerate(scores) for k, s in enumerate(row)]
+  none, third, all_ = (0.0,) * 3, (1.0, 0.0, 0.0), (1.0,) * 3
+  a, b = of(none, none, none, all_), of(third, third, third, none)
+  for pair in ((a, b), (b, a)):
+    accuracy = results.differences(*pair)[0]
+    assert (accuracy['difference'], accuracy['needed']) == (0.0, None)
+
+
+def test_one_question_has_no_interval():
+  record = lambda score: {'question_id': 'q', 'gold': '1', 'task_score': score, 'messages': []}
+  accuracy = results.differences([record(1.0)], [record(0.0)])[0]
+  ends = [accuracy[k] for k in ('difference_low', 'difference_high', 'needed')]
+  assert (accuracy['difference'], ends) == (100.0, [None] * 3)
+
+
 def test_the_constant_answer_is_that_of_the_questions_asked():
   asked = [dataclasses.replace(q, answer=a) for q, a in zip(st.questions(4), 'ABAC', strict=True)]
   record = evaluate.constant_answer(asked, 'test')

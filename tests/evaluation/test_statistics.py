@@ -136,6 +136,7 @@ def test_error_correlation_of_known_voters():
   assert statistics.error_correlation(independent) == pytest.approx((0, 3))
   same = np.repeat([[0], [1], [1]], 4, axis=1)
   assert statistics.error_correlation(same) == pytest.approx((1, 1))
+  assert statistics.error_correlation(np.full((3, 3), 0.1)) == (None, None)
   assert statistics.error_correlation(np.asarray([[0, 1], [1, 0]])) == (pytest.approx(-1), None)
   assert statistics.error_correlation(np.ones((5, 3))) == (None, None)
 

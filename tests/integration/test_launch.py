@@ -168,7 +168,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['ask', MICRO, '--file=asked.jsonl', '--config.evaluation.batch_questions=1'],
       "asked.jsonl, line 3: unknown word 'supercalifragilistic': this team knows only the words",
     ),
-    'ask half a character': (['ask', MICRO, '--question=Q\udcff?'], 'holds half a surrogate pair'),
+    'ask half a character': (['ask', MICRO, '--question=Q\udcff?'], 'has half a surrogate pair'),
     'serve everybody without a key': (
       ['serve', MICRO, '--host=0.0.0.0', '--port=0'],
       '--host=0.0.0.0 can be reached from elsewhere; --api_key must be set',
@@ -379,6 +379,20 @@ def test_ask_leaves_stdout_to_json_objects():
     check=False,
   )
   assert (done.returncode, done.stdout, done.stderr) == (0, '', 'question: \n')
+
+
+def test_ask_goes_on_after_a_line_that_is_not_text():
+  done = subprocess.run(
+    micro_run.command('ask', MICRO, '--json'),
+    input=b'\xff\n\n\n\n\xef\xbb\xbf\n\n\n\n',
+    env={**micro_run.environment(), 'PYTHONIOENCODING': 'utf-8:surrogateescape'},
+    capture_output=True,
+    check=False,
+  )
+  assert (done.returncode, done.stdout) == (0, b'')
+  first, second = [x for x in done.stderr.decode().split('error: ')[1:]]
+  assert 'has half a surrogate pair' in first
+  assert 'the question is empty' in second
 
 
 @pytest.mark.slow

@@ -157,6 +157,14 @@ def test_replay_uses_the_experts_of_the_old_policy(replay):
       },
       r"'sampler' with rollout.engine='http://localhost:1/v1#a'. Set .* or rollout.engine=''",
     ),
+    (
+      {
+        'model__source': 'random:micro_moe',
+        'learner__replay_routing': 'sampler',
+        'rollout__replay': 2,
+      },
+      "'sampler' with rollout.replay=2. Set .* or rollout.replay=0",
+    ),
   ],
 )
 def test_replay_without_known_experts_is_refused(fields, message):

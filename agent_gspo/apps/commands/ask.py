@@ -146,11 +146,16 @@ def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
       notes = [''] * team.num_agents
       for agent in asking.note_holders(team) if text.strip() else ():
         notes[agent] = _line(f'note of {team.names[agent]}: ')
+      if not text.strip():
+        continue
+      question = asking.asked(team, number, text, notes, terms)
     except EOFError:
       print(file=sys.stderr if _JSON.value else None)
       return
-    if text.strip():
-      yield asking.asked(team, number, text, notes, terms)
+    except ValueError as error:
+      print(f'error: {error}', file=sys.stderr)
+      continue
+    yield question
 
 
 def _line(prompt: str) -> str:

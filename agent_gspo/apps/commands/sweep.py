@@ -71,7 +71,7 @@ def _sweep(options, overrides, todo) -> int:
   show = functools.partial(print, flush=True)
   failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=show)
   found = sweep.summary(todo)
-  if not found:
+  if not any(setting['seeds'] for setting in found):
     print('no run has ended: nothing to show', file=sys.stderr)
     return 1
   folder = options.workdir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import html
@@ -65,13 +66,18 @@ def serve(folders: Sequence[records.PathLike], port: int) -> http.server.Threadi
       if not known or self.path != '/':
         self.send_error(404 if known else 403)
         return
-      version = _version(folders)
-      body = _page(folders, version) if self.command == 'GET' else b''
+      try:
+        version = _version(folders)
+        body = _page(folders, version) if self.command == 'GET' else b''
+      except OSError as error:  # such as a workdir that was removed
+        self.send_error(404, explain=str(error))
+        return
       self.send_response(200)
       self.send_header('ETag', version)
       self.send_header('Content-Type', 'text/html; charset=utf-8')
-      self.end_headers()
-      self.wfile.write(body)
+      with contextlib.suppress(ConnectionError):  # the tab was closed
+        self.end_headers()
+        self.wfile.write(body)
 
     do_HEAD = do_GET
 

@@ -34,6 +34,7 @@ from agent_gspo.apps.serving.completions import MAX_BYTES, answer_json, body_of
 from agent_gspo.apps.serving.errors import RequestError
 from agent_gspo.apps.serving.guard import PROTOBUF
 from agent_gspo.apps.serving.sample_queue import Ask, SampleQueue
+from agent_gspo.sampling.categorical import HIGHEST
 from agent_gspo.training import state as state_lib
 from agent_gspo.values import shown
 
@@ -290,7 +291,7 @@ class TinkerApi:
     for field, value, fits, must in (
       ('num_samples', count, 1 <= count <= 1024, 'be 1 to 1024'),
       ('max_tokens', limit, 1 <= limit <= room, f'be 1 to {room}, the room after the prompt'),
-      ('temperature', params.temperature, 0 <= params.temperature <= _FLOAT32_MAX, 'be 0 to 3e38'),
+      ('temperature', params.temperature, 0 <= params.temperature <= HIGHEST, 'be 0 to 1e37'),
       ('top_k', params.top_k, params.top_k == -1, 'be -1'),
       ('top_p', params.top_p, params.top_p == 1, 'be 1'),
     ):

@@ -45,7 +45,9 @@ class ControlTokens:
       ValueError: The text is invalid Unicode, or spells a control token of a single character.
     """
     if not is_text(text):
-      raise ValueError(f'the text {text[:80]!r} holds half a surrogate pair; leave it out.')
+      raise ValueError(
+        f'the text {text[:80]!r} has half a surrogate pair, which is invalid Unicode; leave it out.'
+      )
     marked = text.strip()
     if not marked:
       return text

@@ -8,6 +8,8 @@ import math
 import pathlib
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -190,7 +192,7 @@ def test_long_conversations_leave_room_for_the_trained_team(tmp_path, monkeypatc
   assert len(checked) < len(episodes)  # those that are not shown are not read whole
 
 
-def test_a_served_report_follows_its_files(tmp_path):
+def test_a_served_report_follows_its_files(tmp_path, capsys):
   run = write_run(tmp_path / 'run')
   server = html_report.serve([run], 0)
   threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -213,9 +215,17 @@ def test_a_served_report_follows_its_files(tmp_path):
     for host in ('elsewhere.example', f'elsewhere.example:{server.server_port}', ''):
       with pytest.raises(urllib.error.HTTPError, match='403'):
         ask(headers={'Host': host})
+    with socket.create_connection(server.server_address[:2]) as closed:
+      closed.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n')
+      closed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    run.rename(tmp_path / 'moved')
+    with pytest.raises(urllib.error.HTTPError, match='404'):
+      ask()
+    (tmp_path / 'moved').rename(run)
   finally:
     server.shutdown()
     server.server_close()
+  assert capsys.readouterr().err == ''
   assert 'connect-src' not in html_report.write_report(run, tmp_path / 'r').read_text()
 
 
