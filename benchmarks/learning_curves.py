@@ -26,7 +26,7 @@ from agent_gspo.workdir import records
 _COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
 _PANELS = {  # title: {metric: (style, name)}
   'accuracy': {'task/accuracy': ('-', '')},
-  'tokens written a question': {'tokens/written_per_question': ('-', '')},
+  'tokens written per question': {'tokens/written_per_question': ('-', '')},
   'silent turns': {
     'comm/silence_rate_relevant': ('-', 'relevant'),
     'comm/silence_rate_irrelevant': ('--', 'irrelevant'),
@@ -61,7 +61,7 @@ def draw(workdirs: Mapping[str, Sequence[str]], out: str) -> None:
     axes.grid(axis='y', alpha=0.3)
     axes.spines[['top', 'right']].set_visible(False)
     axes.margins(x=0.01)
-    if title != 'tokens written a question':
+    if title != 'tokens written per question':
       axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=None))
     for colour, group in zip(_COLOURS, runs.values(), strict=False):
       for metric, (style, _) in curves.items():

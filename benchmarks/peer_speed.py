@@ -128,7 +128,7 @@ def _run(name: str, python: pathlib.Path, options: argparse.Namespace, cache: pa
   found = json.loads(done.stdout.splitlines()[-1])
   found['to_first_step_s'] = found.pop('first_step_ended') - began
   middle = statistics.median(step['step_s'] for step in found['steps'])
-  print(f'{name}: {middle:.2f} s a step', file=sys.stderr, flush=True)
+  print(f'{name}: {middle:.2f} s per step', file=sys.stderr, flush=True)
   return found
 
 

@@ -90,7 +90,7 @@ def _report(figures: dict) -> str:
       ('peak memory by the training log, MB', f'{figures["device_peak_mb"]:.0f}'),
       ('positions of an update', f'{figures["positions"]:.0f}'),
       ('the same with a row a message', f'{figures["unshared_positions"]:.0f}'),
-      ('tokens written a question', f'{figures["written_per_question"]:.1f}'),
+      ('tokens written per question', f'{figures["written_per_question"]:.1f}'),
       ('the whole command, seconds', f'{figures["command_s"]:.0f}'),
       ('its processor time, seconds', f'{figures["command_cpu_s"]:.0f}'),
     ],

@@ -2,8 +2,8 @@
 
     python benchmarks/rollouts_ahead.py
 
-Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms, four episodes at a time: 12
-episodes of two rounds a step, a decoder of 3 layers from scratch. Seconds are medians of the steps
+Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms, four episodes at a time, 12
+episodes of two rounds per step; a decoder of 3 layers from scratch. Seconds are medians of steps
 after the fifth, since the first ones compile. Of several devices half sample while the others
 learn, but without rollouts ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on
 CPUs). Busy shares are of the steps' seconds. Prints a markdown table.
@@ -104,7 +104,7 @@ def main() -> None:
 def _table(count: int) -> None:
   """Prints the seconds of a step without rollouts ahead, and with one and two, by schedule."""
   print(
-    '| `rollout.ahead` | schedule | actors | s a step | of them rollout | steps an hour | '
+    '| `rollout.ahead` | schedule | actors | s per step | of them rollout | steps per hour | '
     'staleness | learner busy | actors busy |'
   )
   print('| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')

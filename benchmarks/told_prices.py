@@ -94,7 +94,7 @@ def draw(apart: Points, told: Points, file: str) -> None:
   backend_agg.FigureCanvasAgg(picture)
   panels = picture.subplots(1, 2)
   for axes, part, scale, name in (
-    (panels[0], 0, 1, 'tokens written a question'),
+    (panels[0], 0, 1, 'tokens written per question'),
     (panels[1], 1, 100, 'accuracy, %'),
   ):
     for label, points, colour in (

@@ -175,7 +175,7 @@ def _planned(cell: Cell, *, gather_once: bool) -> tuple[int, int]:
 
 
 def _print_table(cells: list[Cell], found: dict[str, Any]) -> None:
-  print('| program | rows of | slice | model | compiler, GiB a device | plan | plan / compiler |')
+  print('| program | rows of | slice | model | compiler, GiB per device | plan | plan / compiler |')
   print('| --- | ---: | --- | --- | ---: | ---: | ---: |')
   worst = 0.0
   for cell in cells:

@@ -51,7 +51,7 @@ def main() -> None:
   found = tpu_cells.compile_missing(cells, RESULTS, jobs, _kept)
   head = ('program', 'mesh', 'arguments, GiB', 'temporaries, GiB', 'TFLOP', 'estimate, ms')
   rows = [(*name.split(), *_row(found[name])) for name in cells if name in found]
-  print(common.table((*head, 'exchanged by a device'), rows))
+  print(common.table((*head, 'exchanged per device'), rows))
   copied = sum(told['rematerialized'] for told in found.values())
   print(f'\nthe partitioner warned of {copied} arrays copied to all devices')
 

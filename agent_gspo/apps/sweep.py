@@ -33,8 +33,8 @@ _SEEN = f'{records.SEEN}: '  # prefix of the keys of that evaluation
 MEASURES = (
   ('accuracy, %', 'task/accuracy', 100, 1),
   *((f'by {g}, %', f'{records.GRADED}{g}', 100, 1) for g in ('equation', 'strict', 'legacy')),
-  ('tokens written a question', 'tokens/written_per_question', 1, 1),
-  ('tokens read a question', 'tokens/read_per_question', 1, 0),
+  ('tokens written per question', 'tokens/written_per_question', 1, 1),
+  ('tokens read per question', 'tokens/read_per_question', 1, 0),
   ('tokens heard of teammates', 'tokens/heard_per_question', 1, 1),
   ('silent, note relevant, %', 'comm/silence_rate_relevant', 100, 1),
   ('silent, note irrelevant, %', 'comm/silence_rate_irrelevant', 100, 1),
@@ -217,7 +217,7 @@ def _run(
   result = point.result or {}
   note(
     f'end   {name}: accuracy {formatting.percent(result.get("task/accuracy"))}, '
-    f'{formatting.fixed(result.get("tokens/written_per_question"), 1)} tokens a question'
+    f'{formatting.fixed(result.get("tokens/written_per_question"), 1)} tokens per question'
   )
   return True
 

@@ -1,7 +1,7 @@
 """Defines the common pool: agents harvest from one stock, which grows back from what they leave.
 
 After GovSim (arXiv 2404.16698). A month has two steps, in both of which all agents write at once
-(topology 'debate', two rounds a month):
+(topology 'debate', two rounds per month):
 
     talk : 16 left wet             what an agent observes before it may talk; one agent of the
                                    month sees how much will grow

@@ -196,8 +196,8 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
     )
   measures: dict[str, Callable[[Sequence[Record]], np.ndarray]] = {
     'accuracy, %': lambda records: 100 * by_question(records, [r['task_score'] for r in records]),
-    'tokens written a question (Ctok)': lambda records: per_question(records, 'written'),
-    'tokens read a question (Ptok)': lambda records: per_question(records, 'read'),
+    'tokens written per question (Ctok)': lambda records: per_question(records, 'written'),
+    'tokens read per question (Ptok)': lambda records: per_question(records, 'read'),
   }
   rows = []
   for name, measure in measures.items():

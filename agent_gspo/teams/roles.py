@@ -37,7 +37,7 @@ class Role:
     separator: Text that ends a plain message; the sampler's stop tokens derive from it.
     max_tokens: Cap on this role's messages, 0 for the team's.
     tools: Tools that the agent may call while it writes, keys of `tools.TOOLS` or 'module:TOOL'.
-    tool_calls: Most calls of tools a message, 0 for no limit; a further mark is an ordinary token.
+    tool_calls: Most tool calls per message, 0 for no limit; a further mark is an ordinary token.
     tool_tokens: Most tokens of a tool's result; the rest is cut off.
     chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
     model: Model that writes this role's messages, a source as `model.source`, or

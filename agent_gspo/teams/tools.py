@@ -153,7 +153,7 @@ class Toolbox:
   Args:
     names: Names of tools, see `find`.
     tokenizer: Tokenizer of the team.
-    calls: Most calls a message, 0 for no limit.
+    calls: Most calls per message, 0 for no limit.
     tokens: Most tokens of a result; the rest is cut off.
   """
 

@@ -237,7 +237,7 @@ def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
     for work in found
   ]
   told.append(
-    f'in all {total:.1e} FLOPs, {_hours(total / (rate * devices))} at {rate:.1e} FLOPs a second, '
+    f'in all {total:.1e} FLOPs, {_hours(total / (rate * devices))} at {rate:.1e} FLOPs per second, '
     'which products of matrices reach on a device here. Shorter prompts and messages than the '
     'longest make it less; writing token by token, which memory bounds, more.'
   )

@@ -42,7 +42,7 @@ class Hints(Values):
     Args:
       replays: Samples the answers.
       logprobs: Returns the log-probs of each message's sampled tokens, float `[S]`, nats.
-      temperature: A reliance of minus this many nats a token divides the signal by e.
+      temperature: A reliance of minus this many nats per token divides the signal by e.
     """
     self._replays, self._logprobs, self._temperature = replays, logprobs, temperature
     self._prompts: Sequence[Prompt] = ()
@@ -85,7 +85,7 @@ class Hints(Values):
     return [[gain(read, slot) for slot in read.slots] for read in reads]
 
   def figures(self) -> dict[str, float]:
-    """Returns the success rate with hints and without, and the mean reliance, nats a token."""
+    """Returns the success rate with hints and without, and the mean reliance, nats per token."""
     return self._figures
 
   def _reliance(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
   from agent_gspo.training.state import TrainState
 
 PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Prices of the oracle frontier, nats a token."""
+"""Prices of the oracle frontier, nats per token."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
 
@@ -236,7 +236,7 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
 def _frontier(
   reader: _Reader, values: Values, of_prompts: np.ndarray, gain: np.ndarray
 ) -> list[dict[str, Any]]:
-  """Returns tokens a question and the mean probability of the gold answer, for each of `PRICES`.
+  """Returns tokens per question and the mean probability of the gold answer, for each of `PRICES`.
 
   At each price, messages that gain less than they cost are left out.
 

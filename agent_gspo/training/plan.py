@@ -111,8 +111,8 @@ class Plan:
     if self.memory is None or self.bytes * (1 - _TOLERANCE) <= self.memory:
       return
     raise ValueError(
-      f'the run does not fit: {self.largest.name} needs about {_size(self.bytes)} a device, which '
-      f'has {_size(self.memory)} ({self._state()}; {_parts(self.largest)}). {self._remedy()}'
+      f'the run does not fit: {self.largest.name} needs about {_size(self.bytes)} per device, '
+      f'which has {_size(self.memory)} ({self._state()}; {_parts(self.largest)}). {self._remedy()}'
     )
 
   def lines(self, *, parts: bool = True) -> list[str]:
@@ -121,7 +121,7 @@ class Plan:
     Args:
       parts: What each program needs, too.
     """
-    plans = {'a learner': self, 'an actor': self.actors} if self.actors else {'a device': self}
+    plans = {'per learner': self, 'per actor': self.actors} if self.actors else {'per device': self}
     found = []
     for device, plan in plans.items():
       of = '' if plan.memory is None else f' of {_size(plan.memory)}'

@@ -214,7 +214,7 @@ class Stage:
     if saves and not is_last:  # the final parameters are the run's own first checkpoint
       self._save()
     mean = sum(nats) / max(len(nats), 1)
-    self.progress.phase(f'SFT, {mean:.3f} nats a token', done, self.steps)
+    self.progress.phase(f'SFT, {mean:.3f} nats per token', done, self.steps)
 
   def _micro_batches(self, one: Learner, messages: Sequence[Message]) -> Minibatch:
     """Packs the messages of a model's agents."""

@@ -277,7 +277,7 @@ _MEASURED = ('gain', 'plain_gain', 'plain_costs', 'silence_costs')
 def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
   """Returns four tied groups of 3, 5, 6 and 7 messages, and four in which rewards differ.
 
-  A group is a question with an agent of its own and one message an episode.
+  A group is a question with an agent of its own and one message per episode.
   """
   rng = np.random.default_rng(0)
   sizes = (3, 5, 6, 7, 3, 4, 5, 7)

@@ -93,7 +93,7 @@ found = {}
 for mesh in MESHES:
   where = placement.make_placement(dict(zip(placement.AXES, mesh)))
   for once in (True, False) if where.cut_by_fsdp else (True,):
-    # Few rows a device: several chunks, and rows that leave before the others end.
+    # Few rows per device: several chunks, and rows that leave before the others end.
     sampler = Sampler(
       CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where,
       gather_once=once,

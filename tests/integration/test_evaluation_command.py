@@ -64,7 +64,7 @@ def test_result_holds_every_system_and_its_figures():
   assert prices == {'written': 2.0, 'read': 0.0, 'source': 'flags', **none}
   assert team['money/per_question'] == pytest.approx(2e-6 * team['tokens/written_per_question'])
   printed = evaluated()[1]
-  for text in (*labels, 'informant1: tokens written', 'messages shuffled', 'points a 100 tokens'):
+  for text in (*labels, 'informant1: tokens written', 'messages shuffled', 'points per 100 tokens'):
     assert text in printed
 
 

@@ -328,8 +328,8 @@ def test_evaluate_a_checkpoint(tmp_path):
   assert [e['question_id'] for e in team] == [f'relay-test-{i}' for i in range(4)]
   for text in (
     'accuracy',
-    'tokens written a question (Ctok)',
-    'tokens read a question (Ptok)',
+    'tokens written per question (Ctok)',
+    'tokens read per question (Ptok)',
     'silent turns',
     'informant1: tokens written',
     'constant answer',

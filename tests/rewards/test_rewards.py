@@ -305,7 +305,7 @@ def test_length_reward_is_one_term_of_the_whole_episode(credit):
 
 
 def test_hinge_is_the_only_charge_of_its_price():
-  batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens an episode
+  batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens per episode
   options = options_of(length_reward='hinge', length_reward_options='limit=7')
   terms = terms_of(options, batch, np.ones(12), 0.01)
   assert not terms.token_cost.any()

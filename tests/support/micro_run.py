@@ -24,7 +24,7 @@ SESSION = 'AGENT_GSPO_TEST_SESSION'
 
 
 def get_config() -> config_dict.ConfigDict:
-  """Returns the config: two questions a step, two samples each, two-word demonstrations."""
+  """Returns the config: two questions per step, two samples each, two-word demonstrations."""
   config = default_config()
   config.steps = 10
   config.model.source = 'random:micro'

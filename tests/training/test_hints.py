@@ -21,7 +21,7 @@ from configs import guessing
 
 TOKENIZER = scripted_teams.byte_tokenizer()
 SAMPLES, TEMPERATURE = 4, 0.3
-# Nats a token of a right answer after a prompt with these words.
+# Nats per token of a right answer after a prompt with these words.
 LOGPROBS = {'alpha': -0.5, 'beta': -1.1, 'alphabeta': -0.2, '': -1.4}
 
 

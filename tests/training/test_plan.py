@@ -272,7 +272,7 @@ def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
   monkeypatch.setattr(load.Model, 'params', property(lambda self: pytest.fail('weights were read')))
   loop.print_plan(micro_run.changed())
   told = capsys.readouterr().out.splitlines()
-  assert told[0].startswith('memory a device: ')
+  assert told[0].startswith('memory per device: ')
   assert 'in the update; always parameters' in told[0]
   for line, name in zip(
     told[1:], ('reading prompts', 'writing messages', 'the update'), strict=False

@@ -284,4 +284,4 @@ def test_a_sweep_survives_a_result_without_figures(tmp_path, monkeypatch):
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     assert sweep.run_missing(todo, 'c.py', [], note=notes.append) == []
-  assert notes[-1] == 'end   a=1, seed 0: accuracy -, - tokens a question'
+  assert notes[-1] == 'end   a=1, seed 0: accuracy -, - tokens per question'

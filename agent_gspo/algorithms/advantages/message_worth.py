@@ -162,7 +162,7 @@ def hill(
     groups: int `[M]`.
     gain: Reward of a hint, see `training.hints`, float32 `[M]`; NaN if not measured.
     samples: Answers sampled for each set of messages.
-    temperature: A reliance of minus this many nats a token divides a hint's signal by e.
+    temperature: A reliance of minus this many nats per token divides a hint's signal by e.
     std_floor: Lower bound of the divisor for hints. Without it rewards of 0.001 would weigh as much
       as rewards of 1.
     eps: See `per_component`.

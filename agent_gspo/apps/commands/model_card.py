@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 CARD = 'README.md'
 _FIGURES = (  # of an evaluation: name, key, scale
   ('accuracy, %', 'task/accuracy', 100),
-  ('tokens written a question', 'tokens/written_per_question', 1),
-  ('tokens read a question', 'tokens/read_per_question', 1),
+  ('tokens written per question', 'tokens/written_per_question', 1),
+  ('tokens read per question', 'tokens/read_per_question', 1),
   ('silence rate, relevant notes, %', 'comm/silence_rate_relevant', 100),
   ('silence rate, irrelevant notes, %', 'comm/silence_rate_irrelevant', 100),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import html
@@ -10,6 +9,7 @@ import http.server
 import json
 import pathlib
 import string
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,17 +75,20 @@ def serve(folders: Sequence[records.PathLike], port: int) -> http.server.Threadi
       self.send_response(200)
       self.send_header('ETag', version)
       self.send_header('Content-Type', 'text/html; charset=utf-8')
-      with contextlib.suppress(ConnectionError):  # the tab was closed
-        self.end_headers()
-        self.wfile.write(body)
+      self.end_headers()
+      self.wfile.write(body)
 
     do_HEAD = do_GET
 
     def log_message(self, *unused_arguments: Any) -> None:
       """Writes no log."""
 
-  server = http.server.ThreadingHTTPServer((_NAMES[0], port), Handler)
-  return server
+  class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *where: Any) -> None:
+      if not isinstance(sys.exception(), ConnectionError):  # unless the tab was closed
+        super().handle_error(*where)
+
+  return Server((_NAMES[0], port), Handler)
 
 
 def _version(folders: Sequence[records.PathLike]) -> str:

@@ -57,13 +57,13 @@ def evaluation_table(*shown: Mapping[str, Any], with_change: bool = False) -> Ta
     add(f'accuracy, {key.removeprefix(GRADED)} grader', key)
   for key in _keys(shown, KIND):
     add(f'accuracy, {key.removeprefix(KIND)} questions', key)
-  add('tokens written a question (Ctok)', 'tokens/written_per_question', decimals=1)
-  add('tokens written a solved question', 'tokens/written_per_solved', decimals=1)
-  add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
+  add('tokens written per question (Ctok)', 'tokens/written_per_question', decimals=1)
+  add('tokens written per solved question', 'tokens/written_per_solved', decimals=1)
+  add('tokens read per question (Ptok)', 'tokens/read_per_question', decimals=0)
   if any(record.get('tokens/heard_per_question') for record in shown):
     add('tokens heard of teammates', 'tokens/heard_per_question', decimals=1)
   if any(record.get('tools/calls_per_question') for record in shown):
-    add('calls of tools a question', 'tools/calls_per_question', decimals=1)
+    add('tool calls per question', 'tools/calls_per_question', decimals=1)
     add('tokens inserted by tools', 'tools/tokens_per_question', decimals=1)
   add('silent turns', 'comm/silence_rate')
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
@@ -185,7 +185,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
   """Returns a table, a row per probe: accuracy lost, and the value of a muted agent's tokens."""
   heads = (
-    'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
+    'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points per 100 tokens',
     'silent: note relevant / irrelevant, %', 'errors planted, %', 'answers changed, %',
   )  # fmt: skip
   table = _plain(heads)

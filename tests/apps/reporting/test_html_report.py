@@ -710,7 +710,7 @@ def test_answers_to_prices_are_a_curve_of_their_own(tmp_path):
 @needs_browser
 def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
   page = html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html')
-  drawn = drawn_after(page, CHOOSE.format('which evaluation', 2))
+  drawn = drawn_after(page, CHOOSE.format('which evaluation', 3))
   assert drawn.count('class="card transcript"') == 1
   assert 'step 4 · trained, price 0.01 · train · 13 written' in drawn
 
@@ -758,4 +758,4 @@ def test_a_run_without_steps_is_drawn_without_errors(tmp_path, supervised):
     (run / records.METRICS).touch()
   drawn = shown(html_report.write_report([run], tmp_path / 'report.html'))
   assert 'no step and no evaluation so far' in drawn
-  assert ('SFT, nats a token' in drawn) == supervised
+  assert ('SFT, nats per token' in drawn) == supervised

@@ -155,7 +155,7 @@ def test_a_log_hears_of_a_long_phase_now_and_then():
   with progress.Progress(100, 0, 'run', console=console, clock=lambda: now[0]) as display:
     for done in range(130):
       now[0] += 1
-      display.phase('SFT, 0.512 nats a token', done, 300)
+      display.phase('SFT, 0.512 nats per token', done, 300)
     display.note('SFT: done')
     for _ in range(29):
       now[0] += 1
@@ -170,7 +170,7 @@ def test_a_log_hears_of_a_long_phase_now_and_then():
   out = file.getvalue().splitlines()
   phases = [line for line in out if line.startswith('...')]
   assert phases == [
-    *(f'... SFT, 0.512 nats a token {done}/300' for done in (0, 30, 60, 90, 120)),
+    *(f'... SFT, 0.512 nats per token {done}/300' for done in (0, 30, 60, 90, 120)),
     '... update',
   ]
   assert out.index('SFT: done') == 6
@@ -294,8 +294,8 @@ def test_closing_table():
     '55.0 % [50.0, 60.0]',
     '+25.0 points',
   ]
-  assert rows['tokens written a question (Ctok)'] == ['60.0', '20.0', '-67 %']
-  assert rows['tokens read a question (Ptok)'] == ['600', '200', '-67 %']
+  assert rows['tokens written per question (Ctok)'] == ['60.0', '20.0', '-67 %']
+  assert rows['tokens read per question (Ptok)'] == ['600', '200', '-67 %']
   assert 'holder: silent, note relevant / irrelevant' in text
   assert '1.0 % / 80.0 %' in text
   assert rows['silent, note relevant'] == ['1.0 %', '1.0 %', '+0.0 points']

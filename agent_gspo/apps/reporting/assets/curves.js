@@ -202,7 +202,7 @@ function curvesSection() {
       view.smoothing = Number(slider.value);
       changed();
     }});
-  const cards = [...CURVES.map(curveChart), sftChart('SFT, nats a token', (key) => key.endsWith('_nats') || key.includes('_nats_')),
+  const cards = [...CURVES.map(curveChart), sftChart('SFT, nats per token', (key) => key.endsWith('_nats') || key.includes('_nats_')),
     sftChart('SFT, judgment of note holders', (key) => key.startsWith('judgement/')), tradeChart(), timeChart(), anyChart()].filter(Boolean);
   if (!cards.length) return null;
   return section(runs.some((run) => run.steps.length) ? 'Learning curves' : 'Charts', null,
