@@ -20,6 +20,7 @@ needs_data = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize('name', untrained_benchmarks._BENCHMARKS)
 def test_every_benchmark_has_a_team_whose_examples_it_does_not_hold(name, tmp_path):

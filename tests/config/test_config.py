@@ -310,7 +310,7 @@ def test_a_least_team_that_is_no_property_of_two_numbers_is_named(found, monkeyp
     ({'model__remat_keeps': 'attention'}, r"remat_keeps='attention' needs model.remat=True"),
     (
       {'model__remat_keeps': 'attention', 'model__remat': True, 'model__attention': 'gpu'},
-      r"model.attention='gpu' is not. Use 'auto'",
+      r"model.attention='gpu' has none. Use 'auto'",
     ),
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
     (

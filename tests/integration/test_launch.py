@@ -250,6 +250,7 @@ def test_mistakes_end_with_one_line_and_status_2(name):
   assert not (micro_run.folder() / 'bad' / 'new').exists()
 
 
+@pytest.mark.slow
 def test_loss_that_is_not_finite_ends_with_one_line(tmp_path):
   done = micro_run.run(micro_run.train_command(tmp_path, '--config.sft.learning_rate=1e38'))
   assert done.returncode == 2

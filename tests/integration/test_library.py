@@ -127,7 +127,7 @@ _ODD = {
     ('selection__name', 'os:nothing', r"selection.name='os:nothing': module 'os' holds no"),
     ('selection__name', 'math:pi', r"selection.name='math:pi' is a float, no function or class"),
     ('advantage__name', 'math:pi', r"advantage.name='math:pi' is a float, no function or class"),
-    ('advantage__name', 'odd:asks', r'parameter cost is none of task, .* Options come behind a st'),
+    ('advantage__name', 'odd:asks', r'parameter cost is none of task, .* Options are keyword-only'),
     ('advantage__name', 'odd:open_', r'parameter \*\*options: write each parameter by its name'),
     ('advantage__name', 'odd:needs', r"option 'scale' needs a number as its default"),
     ('reward__length_reward', 'odd:asks', r'parameter rewards is none of scores, lengths'),
@@ -173,6 +173,7 @@ def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
 _COMMANDS = sorted(file.stem for file in (micro_run.ROOT / 'launch').glob('*.py'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', _COMMANDS)
 def test_a_command_runs_in_any_folder(command, tmp_path):
   done = _python(str(micro_run.ROOT / 'launch' / f'{command}.py'), '--help', cwd=tmp_path)

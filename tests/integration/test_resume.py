@@ -198,6 +198,7 @@ def test_records_that_are_not_whole_are_told(tmp_path, capsys, compiled):
   assert {'jaxlib', 'flax', 'optax', 'python', 'code', 'commit', 'host'} <= second.keys()
 
 
+@pytest.mark.slow
 def test_questions_that_changed_between_starts_are_told(tmp_path, capsys):
   file = tmp_path / 'own.jsonl'
 
@@ -263,6 +264,7 @@ def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, ca
   assert again(**few) == ['trained']
 
 
+@pytest.mark.slow
 def test_more_questions_than_there_are_are_asked_once(tmp_path, monkeypatch, compiled):
   workdir, size = tmp_path / 'run', len(_setup().task.questions('test'))
   shutil.copytree(micro_run.finished(), workdir)

@@ -195,6 +195,7 @@ def test_ids_equal_plain_bpe(metadata, pre):
     assert tokenizer.encode(text) == reference.encode(text), repr(text)
 
 
+@pytest.mark.slow
 def test_ids_equal_transformers_on_the_gguf_file(smollm):
   pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')

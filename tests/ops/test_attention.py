@@ -332,6 +332,7 @@ def test_cudnn_gets_rows_that_its_backward_pass_takes(monkeypatch):
   assert out.shape == q.shape
 
 
+@pytest.mark.slow
 def test_a_recomputed_block_may_keep_attentions_result():
   config = tiny.CONFIG.replace(attention='blockwise', remat=True)
   params = init_params(config, jax.random.key(0))

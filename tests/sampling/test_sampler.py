@@ -186,6 +186,7 @@ def test_decoding_apart_and_leaving_early_change_nothing(everything):
   assert tiny.compilations(_sampler()) > 6
 
 
+@pytest.mark.slow
 def test_few_shapes_write_the_same_with_few_programs(everything):
   few = _sampler(few_shapes=True)
   _assert_rows(_sample(sampler=few), everything, range(_ROWS))

@@ -1,5 +1,6 @@
 """Checks that TPU's compiler keeps one copy of an all-gathered array's gradient."""
 
+import pytest
 import tpu_programs
 
 # A tied table: its lookup's gradient, of another layout, is added to that of the head.
@@ -39,6 +40,7 @@ print(lowered.compile().memory_analysis().temp_size_in_bytes / (4 * vocab * widt
 """
 
 
+@pytest.mark.slow
 @tpu_programs.needs_compiler
 def test_the_gradient_of_a_tied_table_is_not_transposed_whole():
   assert tpu_programs.printed(_SCRIPT) < 1.5  # 2.8 tables where it is

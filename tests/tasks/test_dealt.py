@@ -353,6 +353,7 @@ def test_apart_from_another_benchmark(official):
   assert apart.undealt('train') == len(everything) - len(left)
 
 
+@pytest.mark.slow
 @needs_data
 def test_further_demonstrations_are_of_other_stories(official):
   task = make_task(

@@ -232,6 +232,7 @@ def test_official_solutions_with_tests_behind_them_pass(task):
   assert task.score_all(found, answers) == [1.0] * len(found)
 
 
+@pytest.mark.slow
 @needs_data
 def test_official_solutions_pass(task):
   found = task.questions('test')

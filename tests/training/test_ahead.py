@@ -344,6 +344,7 @@ def test_timing_changes_nothing(run, tmp_path):
   run_comparison.assert_same_run(tmp_path, whole, STEPS)
 
 
+@pytest.mark.slow
 def test_an_error_costs_no_finished_step(tmp_path, monkeypatch):
   """The error is reported unchanged even if no state can be saved."""
   act, config = SlowMaze.act, _maze(rollout__ahead=0, evaluation__every=0)
@@ -368,6 +369,7 @@ def test_the_error_of_an_environment_ends_the_run_with_its_own_words(tmp_path, m
   assert 'act' in text
 
 
+@pytest.mark.slow
 def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
   """Ratios start at 1; truncated importance sampling corrects the rest."""
   config = _maze(rollout__ahead=1, learner__old_logprobs='trainer', steps=3)
@@ -380,6 +382,7 @@ def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
     assert abs(line['policy/tis_weight_mean'] - 1) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path, monkeypatch):
   """Stops the run as well; messages are at most as old as allowed."""
   make, beside = loop.RunEvaluations.make, []

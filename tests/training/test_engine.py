@@ -319,6 +319,7 @@ def test_our_server_refuses_unsupported_requests(small, path, fields, status, to
   assert (found, told in json.loads(text)['error']['message']) == (status, True), text
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused_and_those_served_stay(small, tmp_path):
   _, address = small
   before = _post(address, '/completions', {**GOOD, 'seed': 4})

@@ -103,6 +103,7 @@ def test_a_cgroup_limits_the_memory(tmp_path, group, limits, expected):
   assert host_memory.available(tmp_path) == (expected or host)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_programs_from_the_garbage_collector(tmp_path):
   kept = []
   tell = lambda step, metrics: kept.append(gc.get_freeze_count())

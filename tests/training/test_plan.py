@@ -96,6 +96,7 @@ def test_a_rollout_reads_no_more_prompts_than_planned(setup):
   assert written == 2 * config.questions * config.group_size
 
 
+@pytest.mark.slow
 def test_a_run_has_room_for_its_own_evaluations():
   """Evaluations have larger batches than rollouts, at most the number of questions."""
 
@@ -220,6 +221,7 @@ def test_flops_are_those_that_the_compiler_counts(predicted):
   assert flops.forward(config, length, length, predicted) == pytest.approx(counted, rel=0.1)
 
 
+@pytest.mark.slow
 def test_weights_of_a_mixture_are_those_of_the_model_card():
   """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them (with embedding and head) for a token."""
   config = MODELS['qwen3-30b-a3b']
@@ -304,6 +306,7 @@ def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):
   assert (step.positions, step.flops) == (2 * setup.plan.positions, 2 * setup.plan.flops)
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_whatever_is_scored_or_asked_again():
   def positions(**fields):
     plan = setup_lib.build(config_lib.check(micro_run.changed(steps=2, **fields))).plan

@@ -124,6 +124,7 @@ def test_messages_of_a_frozen_model_have_no_age():
   assert replay.extended(_config(options), memory, second, 8) is second
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
   st.lists(

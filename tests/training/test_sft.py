@@ -148,6 +148,7 @@ def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
   assert demonstrations(build(**part, sft__questions=5)).steps == 2  # of 1.2
 
 
+@pytest.mark.slow
 def test_a_seed_of_its_own_shows_the_same_in_runs_of_any_seed():
   def shown(**seeds):
     messages, _ = demonstrations(build(sft__questions=50, **seeds)).of_step(0)
@@ -157,6 +158,7 @@ def test_a_seed_of_its_own_shows_the_same_in_runs_of_any_seed():
   assert shown(seed=0, sft__seed=3) != shown(seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
 def test_the_share_of_a_role_is_how_much_of_it_is_trained(share):
   setup = build(sft__questions=200, sft__role_shares={'informant': share})
@@ -235,6 +237,7 @@ def test_small_shares_leave_no_step_empty_and_are_no_reason_to_refuse():
     assert len(messages) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
 def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share):
   notes = {'num_informants': 2, 'num_irrelevant': 1}
@@ -294,6 +297,7 @@ def test_sft_lowers_the_loss_and_records_it(tmp_path):
     assert 0 < validated[30][f'{sft.VALIDATION}_{role}'] < 10
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_frozen_role_is_measured_too(tmp_path):
   whole = build()
   hf.export_hf(whole.model.config, whole.params, tmp_path / 'm', whole.tokenizer)
@@ -379,6 +383,7 @@ def test_sft_ends_with_the_best_step_on_a_plateau(tmp_path, monkeypatch, stops):
   assert not same(params, flax.traverse_util.unflatten_dict(stage.at[8]))
 
 
+@pytest.mark.slow
 def test_a_missing_best_checkpoint_names_the_remedy(tmp_path, monkeypatch):
   stage = Patient(tmp_path, monkeypatch)
   with pytest.raises(KeyboardInterrupt):

@@ -162,6 +162,7 @@ for case in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_killed_while_saving(saved, tmp_path):
   cases = []
   for name, (function, calls, _) in _KILLED.items():

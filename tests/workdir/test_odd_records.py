@@ -173,6 +173,7 @@ _LINES = {
 }
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(data=st.data())
 def test_no_line_takes_a_report_down(tmp_path_factory, data):
